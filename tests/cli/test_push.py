@@ -246,3 +246,16 @@ def test_a_run_elsewhere_is_pushed_from_a_copy_of_its_store(hub: Hub, run: RunFo
     assert done.exit_code == 0, (done.output, done.exception)
     assert "configuration is not known here" in hub.files("me/demo")["README.md"].decode()
     assert set(FILES) <= {path.name for path in (tmp_path / "taken").iterdir()}
+
+
+def test_a_version_of_a_changed_trainer_key_is_pushed_by_a_configuration_from_before(
+    hub: Hub, run: RunFolder, tmp_path: Path
+) -> None:
+    run.store.put(keys.ROSTER, run.keys.change("trainer", 1000.0).to_json())
+    run.add_version(2, FILES)
+    copy = run.home / "store" / "shoal" / "demo"
+    (copy / "ledger").mkdir()
+    arguments = ["push", str(copy), "--to", "me/demo", "--folder", str(tmp_path / "taken")]
+    done = CliRunner().invoke(app, [*arguments, "--join", str(run.home / "config" / "run.json")])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert b"Policy version 2 of the run" in hub.files("me/demo")["README.md"]

@@ -4,11 +4,12 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from changed_keys import RunKeys
 from shoal.contracts import keys
 from shoal.contracts.base import Contract
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.recipe import GeneratedModel, ModelSource, Recipe, Sampling, StorageSpec, TaskSource, Validation
-from shoal.contracts.roster import ROLES, Roster
+from shoal.contracts.roster import ROLES
 from shoal.contracts.run import Addresses, RunConfig
 from shoal.contracts.signed import sign
 from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
@@ -83,14 +84,13 @@ class RunFolder:
         (self.home / "store").mkdir()
         (self.path / "up.lock").write_text("{}")
         self.role_keys = {role: PrivateKey.generate() for role in ROLES}
-        run_key = PrivateKey.generate()
-        roster = Roster(run="demo", keys={role: key.public for role, key in self.role_keys.items()})
+        self.keys = RunKeys("demo", PrivateKey.generate(), self.role_keys)
         url = "http://127.17.0.1:8080"
         self.config = RunConfig(
             run="demo", steps=steps_total, async_level=2, model_id="demo/tiny",
             model=ModelSource(generated=GeneratedModel()), tasks=TaskSource(environment="arithmetic", count=4),
             recipe=Recipe(max_sequence_length=64), sampling=Sampling(max_completion_tokens=32), length_reward=None,
-            validation=Validation(), storage=StorageSpec(), roster=sign(roster, run_key), run_key=run_key.public,
+            validation=Validation(), storage=StorageSpec(), roster=self.keys.roster, run_key=self.keys.run_key.public,
             addresses=Addresses(discovery=url, orchestrator=url, origin=url, relays=[url], redis="redis://127.17.0.1/0"),
         )  # fmt: skip
         (self.home / "config" / "run.json").write_bytes(self.config.to_json())

@@ -59,6 +59,15 @@ def test_a_copy_of_a_store_is_reported_without_the_runs_folder(tmp_path: Path) -
     assert "4 steps" in said
 
 
+def test_a_version_of_a_changed_trainer_key_is_reported_by_a_configuration_from_before(tmp_path: Path) -> None:
+    run = StoredRun(tmp_path)
+    run.store.put(keys.ROSTER, run.keys.change("trainer", 1000.0).to_json())
+    run.add_version(1, {"config.json": b"{}", "model.safetensors": b"weights"})
+    report(run.copy, "--join", run.home / "config" / "run.json", "--output", tmp_path / "out")
+    data = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert data["model_version"] == 1, data["notes"]
+
+
 def test_a_run_in_a_bucket_is_reported(tmp_path: Path, minio_server: Minio, monkeypatch: pytest.MonkeyPatch) -> None:
     from minio import Minio as Client
 

@@ -62,7 +62,7 @@ def write_dataset(store: Store) -> DatasetCard:
 
 def access(store: Store, mode: str = "Generate") -> RunAccess:
     config = run_config(mode=mode)
-    return RunAccess(config, config.trusted_roster(), store)
+    return RunAccess(config, store, config.trust)
 
 
 def test_the_filters_histogram_is_a_plot_and_its_outcomes_a_table() -> None:

@@ -422,19 +422,13 @@ def push(
     if not to:
         raise InputWrong("give --to OWNER/NAME: the repository on the hub")
     from shoal.cli.push import push as run_push
-    from shoal.contracts.trust import TrustedKeys
-    from shoal.ledger.audit import BadLedger, trusted_roster
-    from shoal.report.access import RunAccess, open_run
+    from shoal.report.access import access_of, open_run
     from shoal.report.ledger_sources import open_source
     from shoal.report.run_folders import MODEL_FOLDER, find_run, is_run
 
     opened = open_source(run, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
     if elsewhere(run, None, is_run):
-        try:
-            roster = trusted_roster(opened.trust.roster, opened.trust.run_key)
-            access = RunAccess(None, roster, opened.store, TrustedKeys(opened.trust.roster, opened.trust.run_key))
-        except BadLedger as error:
-            raise InputWrong(str(error)) from None
+        access = access_of(opened)
         place = folder or Path(f"{access.run}-model")
     else:
         run_dir = find_run(run, runs_dir)

@@ -51,29 +51,26 @@ def report_elsewhere(
     source: LedgerSource, output: Path | None, prometheus: str | None = None, namespace: str | None = None
 ) -> Report:
     """Write the report of a run from its store alone, into `output` or `<run>-report/`; raises `InputWrong`."""
-    from shoal.contracts.trust import TrustedKeys
-    from shoal.ledger.audit import BadLedger, trusted_roster
-    from shoal.report.access import RunAccess
+    from shoal.report.access import access_of
     from shoal.report.facts import read_store
     from shoal.report.prometheus import NoReadings, read_prometheus
     from shoal.report.write import Readings, report_of
     from shoal.storage import StoreUnavailable
 
     try:
-        roster = trusted_roster(source.trust.roster, source.trust.run_key)
+        access = access_of(source)
         facts = read_store(source.store)
         if not facts.steps and not facts.verdicts:
             raise InputWrong(
-                f"run {roster.run}: has trained no step and judged no file yet, so there is nothing to report"
+                f"run {access.run}: has trained no step and judged no file yet, so there is nothing to report"
             )
-        folder = output if output is not None else Path(f"{roster.run}-report")
+        folder = output if output is not None else Path(f"{access.run}-report")
         readings = Readings(notes=["wall time, utilisation and bytes broadcast are unknown: give --prometheus URL"])
         if prometheus is not None:
-            readings = read_prometheus(prometheus, roster.run, *_span(facts), namespace)
+            readings = read_prometheus(prometheus, access.run, *_span(facts), namespace)
         folder.mkdir(parents=True, exist_ok=True)
-        access = RunAccess(None, roster, source.store, TrustedKeys(source.trust.roster, source.trust.run_key))
         return report_of(access, readings, folder, folder / MODEL_FOLDER, facts)
-    except (BadLedger, StoreUnavailable, NoReadings) as error:
+    except (StoreUnavailable, NoReadings) as error:
         raise InputWrong(plain(error, 400)) from None
     except OSError as error:
         raise InputWrong(f"cannot write {plain(error.filename or output, 200)}: {error.strerror}") from None

@@ -1,6 +1,6 @@
 """Opens what a run on this machine left: its configuration and its object store. The report's only knowledge of the run folder's layout.
 
-`open_run` is for a run of this machine. Of a run elsewhere only the store is known, and `RunAccess` then has no configuration.
+`open_run` is for a run of this machine. Of a run elsewhere only the store is known: `access_of` has no configuration of it.
 
 A run folder has a folder for every pod (`pods/<pod>/`, its `SHOAL_HOME`), which outlives the pod. The orchestrator's has `config/run.json`,
 `store/` for a folder store and `secrets/store/` for an S3 store.
@@ -17,8 +17,13 @@ from shoal.contracts.roster import Roster
 from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import Signer
 from shoal.contracts.trust import KeysNotice, TrustedKeys
-from shoal.storage import NotFound
+from shoal.errors import InputWrong
+from shoal.ledger.audit import BadLedger
+from shoal.ledger.reading import newest_roster
+from shoal.ledger.source import LedgerSource
+from shoal.storage import NotFound, StoreUnavailable
 from shoal.storage.store import Store, open_folder, open_s3
+from shoal.text import plain
 
 STORE_DEADLINE_SECONDS = 20.0
 """Shorter than for the run's own parts: a person waits for the report."""
@@ -30,18 +35,20 @@ class NoRun(ValueError):
 
 @dataclass(frozen=True)
 class RunAccess:
-    """A run's configuration (None where only its store is known), roster (checked against the run key) and store."""
+    """A run's configuration (None where only its store is known), store and keys (checked against the run key)."""
 
     config: RunConfig | None
-    roster: Roster
     store: Store
-    trust: TrustedKeys | None = None
+    trust: TrustedKeys
+
+    @property
+    def roster(self) -> Roster:
+        """The newest that is known."""
+        return self.trust.roster
 
     @property
     def trainer(self) -> Signer:
-        """Who signs versions: the trainer's keys as far as the store's own notice vouches for earlier ones, or the one key that is known."""
-        if self.trust is None or not self.roster.changes:
-            return self.roster.keys["trainer"]
+        """Who signs versions: the trainer's keys, earlier ones as far as the store's own notice vouches for them."""
         with suppress(NotFound, ValueError):
             self.trust.take(KeysNotice.from_json(self.store.get(keys.KEYS_NOTICE)))
         return self.trust.of("trainer")
@@ -86,4 +93,13 @@ def open_home(home: Path) -> RunAccess:
         folder = home / "secrets" / "store"
         access_key, secret_key = ((folder / name).read_text().strip() for name in ("accessKey", "secretKey"))
         store = open_s3(config.storage.s3, prefix, access_key, secret_key, deadline_seconds=STORE_DEADLINE_SECONDS)
-    return RunAccess(config, config.trust.roster, store, config.trust)
+    return RunAccess(config, store, config.trust)
+
+
+def access_of(source: LedgerSource) -> RunAccess:
+    """A run of which only the store is known, with its newest roster; raises `InputWrong` for a roster that is not the run's."""
+    try:
+        signed, _ = newest_roster(source.store, source.trust)
+    except (BadLedger, StoreUnavailable) as error:
+        raise InputWrong(plain(error, 400)) from None
+    return RunAccess(None, source.store, TrustedKeys(signed, source.trust.run_key))
