@@ -57,15 +57,10 @@ def warm_up(given: Hyperparameters, updates: int) -> float:
     return min(1.0, (updates + 1) / max(1, given.warmup_steps))
 
 
-def learning_rate(given: Hyperparameters, updates: int) -> float:
-    """Of the update that follows `updates` applied ones: warm-up, then constant."""
-    return given.learning_rate * warm_up(given, updates)
-
-
 def cosine_rate(given: Hyperparameters, updates: int, total: int) -> float:
     """The same warm-up, then half a cosine (arXiv:1608.03983) from the peak to nothing, which would come just after the last of `total` updates."""
     if updates < given.warmup_steps:
-        return learning_rate(given, updates)
+        return given.learning_rate * warm_up(given, updates)
     done = (updates - given.warmup_steps) / max(1, total - given.warmup_steps)
     return given.learning_rate * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
 
