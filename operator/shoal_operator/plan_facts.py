@@ -60,8 +60,8 @@ def run_facts(run: TrainingRun) -> RunFacts | None:
         filtered=recipe.online_filter == "TaskReward",
         # The first update finds its old log-probabilities itself, but a mismatch correction weighs by them before.
         old_share=1.0 if recipe.mismatch_correction is not None else 1.0 - 1.0 / recipe.optimizer_steps,
-        reference=_asks_reference(recipe),
-        behaviour=_asks_behaviour(recipe),
+        reference=recipe.asks_reference,
+        behaviour=asks_behaviour(recipe),
         benchmarks=spec.evaluation is not None,
         method=METHODS[settings.lora is not None, settings.cpu_offload],
         recomputes={"On": True, "Off": False, "Auto": None}[settings.activation_recomputation],
@@ -89,13 +89,8 @@ def run_facts(run: TrainingRun) -> RunFacts | None:
     )
 
 
-def _asks_reference(recipe: Recipe) -> bool:
-    scheduled = recipe.schedules is not None and recipe.schedules.kl_coefficient is not None
-    return bool(recipe.kl_coefficient) or scheduled or recipe.algorithm.prime is not None
-
-
-def _asks_behaviour(recipe: Recipe) -> bool:
-    """As `training.objectives.needs_behaviour`, which needs torch."""
+def asks_behaviour(recipe: Recipe) -> bool:
+    """As `training.objectives.needs_behaviour`, which needs torch. Of an objective of the run's own only cap and correction are known."""
     correction = recipe.mismatch_correction
     recomputed = correction is not None and correction.probabilities == "Recomputed"
     capped = isinstance(recipe.loss, Clip) and recipe.loss.importance_cap is not None

@@ -1,6 +1,7 @@
 """Every objective: equal to its paper's formula in float64, right gradients, and indifferent to how tokens are grouped."""
 
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from shoal.contracts.recipe import OverlongShaping
 from shoal.training.loss import SUMS, LossInputs, LossWeights, MicroLoss, Objective, token_losses
 from shoal.training.objectives import OBJECTIVES, needs_behaviour, objective_of, overlong_penalty
+from shoal_operator.plan_facts import asks_behaviour
 
 WEIGHTS = LossWeights(epsilon=0.2, delta=4.0, kl=0.001, entropy=1e-4, max_divergence=0.01)
 VARIANTS = {
@@ -163,6 +165,38 @@ def test_behaviour_is_recomputed_only_when_something_weighs_by_it() -> None:
     assert not needs_behaviour(recipe())
     assert needs_behaviour(recipe(algorithm={"two_sided_grpo": {"importance_cap": 2.0}}))
     assert needs_behaviour(recipe(algorithm={"decoupled_ppo": {}}))
+
+
+CAPPED = [name for name in OBJECTIVES if name != "dppo"]
+"""Those that take an importance cap."""
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        *({name: {}} for name in OBJECTIVES),
+        *({name: {"importance_cap": 2.0}} for name in CAPPED),
+        {"prime": {}},
+        {"prime": {"loss": {"decoupled_ppo": {}}}},
+        {"vineppo": {"loss": {"one_sided_grpo": {"importance_cap": 2.0}}}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("probabilities", [None, "Engine", "Recomputed"])
+def test_plans_count_the_behaviour_pass_where_the_trainer_makes_it(
+    algorithm: dict[str, Any], probabilities: str | None
+) -> None:
+    correction = None if probabilities is None else {"truncate": {}, "probabilities": probabilities}
+    made = recipe(algorithm=algorithm, mismatch_correction=correction)
+    assert asks_behaviour(made) == needs_behaviour(made)
+
+
+def test_the_base_model_is_asked_for_a_penalty_at_some_step_and_for_prime() -> None:
+    assert recipe().asks_reference
+    none = {"kl_coefficient": 0.0}
+    assert not recipe(**none).asks_reference
+    assert recipe(**none, schedules={"kl_coefficient": [{"step": 5, "value": 0.1}]}).asks_reference
+    assert recipe(**none, algorithm={"prime": {}}).asks_reference
 
 
 def test_the_kl_penalty_has_a_gradient_and_pulls_back_to_the_base_model() -> None:

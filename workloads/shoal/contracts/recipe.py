@@ -141,6 +141,12 @@ class Recipe(SpecModel):
         return self.algorithm.prime
 
     @property
+    def asks_reference(self) -> bool:
+        """Whether the base model is asked for log-probabilities: for a KL penalty at some step, or for PRIME's reward model."""
+        scheduled = self.schedules is not None and self.schedules.kl_coefficient is not None
+        return bool(self.kl_coefficient) or scheduled or self.process_rewards is not None
+
+    @property
     def vine(self) -> VineSettings | None:
         """Where VinePPO cuts completions; None with another algorithm."""
         return self.algorithm.vineppo.cuts if self.algorithm.vineppo is not None else None

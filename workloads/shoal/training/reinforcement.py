@@ -35,8 +35,7 @@ class Reinforcement:
         self._context, self._policy, self._extensions = context, policy, extensions
         config = context.config
         self._reference: Policy | None = None
-        scheduled = config.recipe.schedules is not None and config.recipe.schedules.kl_coefficient is not None
-        if config.recipe.kl_coefficient or scheduled or extensions.needs_reference:
+        if config.recipe.asks_reference:
             self._reference = load_reference(context.base, config.trainer, context.ranks, context.liveness.progress)
         self.optimizer = Optimizer(policy.parameters(), config.recipe)
         self._reader = Reader(

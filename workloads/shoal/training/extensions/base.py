@@ -37,8 +37,6 @@ class Extension:
     """Which part of how many of a data set's rows this trainer learns; part 0 is the first."""
     weights_owner = ""
     """Who else changes the policy's weights, in words; empty: only this trainer's updates do."""
-    needs_reference = False
-    """Whether `before_updates` needs log-probabilities under the base model, also where the recipe has no KL penalty."""
     idle_phases: Collection[str] = ()
     """The extension's phases in which the trainer waits."""
     advantages: AdvantageEstimator | None = None
@@ -135,10 +133,6 @@ class Extensions:
     @property
     def share(self) -> tuple[int, int]:
         return next((each.share for each in self if each.share != WHOLE), WHOLE)
-
-    @property
-    def needs_reference(self) -> bool:
-        return any(each.needs_reference for each in self)
 
     @property
     def weights_owner(self) -> str:

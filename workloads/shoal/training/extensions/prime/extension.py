@@ -72,7 +72,6 @@ class PrimeExtension(Extension):
     """The extension of algorithm `prime`. The reward model begins as the base model; states bring it back."""
 
     advantages = staticmethod(outcome_advantages)
-    needs_reference = True
 
     def __init__(self, recipe: Recipe, settings: PrimeSettings) -> None:
         self._recipe, self._settings = recipe, settings
