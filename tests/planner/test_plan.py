@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from shoal.broadcast.transfer import IN_FLIGHT
 from shoal.planner.disks import disks, served_bytes
 from shoal.planner.facts import PoolFacts, RunFacts, Surroundings
 from shoal.planner.findings import certain
@@ -14,6 +15,7 @@ from shoal.planner.model_shape import ModelShape
 from shoal.planner.plan import Plan, as_json, plan
 from shoal.planner.rates import CPU, GPUS, Gpu, gpu_named
 from shoal.planner.step_parts import (
+    CONNECTIONS,
     forward_units,
     lease,
     leases,
@@ -205,6 +207,7 @@ FAST = replace(AROUND, relay_mbit=1e6)
         ("save state", RUN, replace(AROUND, store_mbit=100.0), "object store"),
         ("broadcast", MANY, replace(AROUND, strangers={"strangers": 2000}), "more relays"),
         ("broadcast", MANY, replace(AROUND, strangers={"strangers": 20}, downlink_mbit=5.0), "downlinks"),
+        ("broadcast", replace(FULL, relay_connection_bytes=100_000), FAST, "rateLimits.bytesPerSecond"),
         ("upload", MANY, replace(AROUND, strangers={"strangers": 20}, uplink_mbit=0.01), "uplinks"),
         ("asynchrony", replace(RUN, async_level=0), AROUND, "raise asyncLevel"),
     ],
@@ -225,6 +228,12 @@ def test_so_many_workers_as_it_says_make_another_part_the_slowest() -> None:
     assert (before.bottleneck.part, after.bottleneck.part != "generate") == ("generate", True)
     fewer = plan(replace(run, pools=(replace(POOL, replicas=number - 1),)), around)
     assert fewer.bottleneck.part == "generate"
+
+
+def test_the_limit_of_a_connection_counts_for_all_that_a_node_has_at_once() -> None:
+    assert CONNECTIONS == IN_FLIGHT
+    made = plan(replace(RUN, relay_connection_bytes=10**6), AROUND)
+    assert made.start_seconds == pytest.approx(20e9 / (4 * 10**6))
 
 
 def test_measured_training_time_is_taken_as_it_is() -> None:

@@ -78,6 +78,7 @@ class RunFacts:
     relay_requests: int
     """A second, of one node at one relay."""
     relay_connection_bytes: int | None
+    """A second, of one connection; None: no limit."""
     validators: int
     validator_gpus: int
     validator_gpu: Gpu | None

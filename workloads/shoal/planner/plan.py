@@ -38,6 +38,7 @@ BROADCAST_CHANGES = {
     "origin": "a faster line of the origin, fewer relays at it (relayServer.sources), or a higher broadcast.anchorEvery",
     "relays": "more relays, faster lines of theirs, or a higher broadcast.anchorEvery",
     "requests": "a higher relayServer.rateLimits.requestsPerSecond, or larger shards",
+    "connections": "a higher relayServer.rateLimits.bytesPerSecond, or a higher broadcast.anchorEvery",
     "downlinks": "machines with faster downlinks, or a higher broadcast.anchorEvery",
     "nodes": "machines with more cores, which put versions together faster",
 }

@@ -25,6 +25,8 @@ from shoal.planner.rates import (
 )
 
 LEAST_SLOTS = 1
+CONNECTIONS = 4
+"""Of a node that fetches a version, over all relays together (broadcast/transfer.py)."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,8 @@ def links_seconds(run: RunFacts, around: Surroundings, nbytes: float) -> dict[st
         "relays": nodes(run, around) * nbytes / (run.relays * rate),
         "requests": shards / (run.relays * run.relay_requests),
     }
+    if run.relay_connection_bytes is not None:
+        found["connections"] = nbytes / (CONNECTIONS * run.relay_connection_bytes)
     if any(pool.open and around.strangers.get(pool.name) for pool in run.pools):
         found["downlinks"] = nbytes / (around.downlink_mbit * MBIT)
     return found
@@ -214,7 +218,7 @@ def fetch_seconds(run: RunFacts, around: Surroundings, nbytes: float) -> float:
 
 
 def slowest_link(run: RunFacts, around: Surroundings) -> str:
-    """What a broadcast waits for on average: `origin`, `relays`, `requests`, `downlinks`, or `nodes` that put a version together."""
+    """What a broadcast waits for on average: `origin`, `relays`, `requests`, `connections`, `downlinks`, or `nodes` that put a version together."""
     found = links_seconds(run, around, mean_version_bytes(run, around))
     found["nodes"] = around.version / APPLY_BYTES_A_SECOND
     return max(found, key=lambda name: found[name])
