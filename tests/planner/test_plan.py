@@ -135,6 +135,22 @@ def test_a_worker_s_volume_holds_the_versions_that_steps_accept_and_a_reserve() 
     assert more.needs - found.needs == 20 * GB
 
 
+@pytest.mark.parametrize(
+    ("run", "held"),
+    [
+        (RUN, 3),
+        (replace(RUN, benchmarks=True, validator_gpus=2), 4),
+        (replace(RUN, validator_gpu=replace(ROUND, nbytes=50 * GB)), 2),
+        (replace(RUN, validator_gpu=replace(ROUND, nbytes=10 * GB)), 1),
+        (replace(RUN, validator_weights=45 * GB), 2),
+        (replace(RUN, validator_gpus=0), 3),
+    ],
+)  # fmt: skip
+def test_a_validator_s_temporary_files_are_what_it_holds_and_one_more(run: RunFacts, held: int) -> None:
+    [found] = [disk for disk in plan(run, AROUND).disks if disk.name == "validator's temporary files"]
+    assert found.needs == (held + 1) * 20 * GB
+
+
 def test_with_many_workers_the_paper_s_share_of_compute_comes_out() -> None:
     """INTELLECT-2, section 4.2: training to inference was 1 : 4.5."""
     shape = ModelShape(32_763_876_352, 5120, 64, 152_064, False, 2048, 153_600)

@@ -54,9 +54,17 @@ def served_bytes(version: int, kept: int, anchor_every: int, delta_ratio: float)
 
 
 def disks(
-    run: RunFacts, version: int, parameters: int, delta_ratio: float = math.inf, rollouts: float = 0.0
+    run: RunFacts,
+    version: int,
+    parameters: int,
+    delta_ratio: float = math.inf,
+    rollouts: float = 0.0,
+    judged_bytes: float = math.inf,
 ) -> list[Disk]:
-    """Every volume of a run, for versions of `version` bytes in full; `rollouts`: bytes of submitted files in the whole run."""
+    """Every volume of a run, for versions of `version` bytes in full.
+
+    `rollouts`: bytes of submitted files in the whole run. `judged_bytes`: of weights, that a validator's memory has room for.
+    """
     held = held_bytes(version, run.held_versions)
     least_held = held_bytes(version, min(run.held_versions, run.steps + 1))
     what = f"{run.held_versions} versions, the one being fetched included"
@@ -88,10 +96,15 @@ def disks(
     ]  # fmt: skip
     trained = 1.0 if run.method.startswith("Full") else LORA_SHARE
     state = round(12 * trained * parameters)
+    judged = int(max(1, min(run.judged_versions, judged_bytes // version)))
     found += [
         Disk(
             "trainer's temporary files", "trainer.podTemplate", None, state // run.trainer_pods, 0,
             "a pod's part of a training state, on its way to the store",
+        ),
+        Disk(
+            "validator's temporary files", "validator.podTemplate", None, (judged + 1) * version, 0,
+            f"versions in memory, {judged} at most, and one that is fetched",
         ),
         Disk(
             "store", "storage.folderSize", run.store,

@@ -103,6 +103,11 @@ class RunFacts:
         """Versions on a worker's disk, the one being fetched included (broadcast/fetch.py)."""
         return self.async_level + (3 if self.benchmarks else 2)
 
+    @property
+    def judged_versions(self) -> int:
+        """Versions that a validator holds where its memory is large enough (validation/service.py)."""
+        return self.async_level + (2 if self.benchmarks else 1)
+
 
 @dataclass(frozen=True)
 class Surroundings:

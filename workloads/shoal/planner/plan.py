@@ -12,7 +12,7 @@ from typing import Any
 from shoal.planner.disks import Disk, disks
 from shoal.planner.facts import MBIT, RunFacts, Surroundings
 from shoal.planner.findings import Misfit, likely
-from shoal.planner.memory import MemoryPart, engine, total, trainer_rank, validator
+from shoal.planner.memory import JUDGED_SHARE, MemoryPart, engine, total, trainer_rank, validator
 from shoal.planner.rates import Gpu
 from shoal.planner.step_parts import (
     broadcast_seconds,
@@ -168,6 +168,7 @@ def plan(run: RunFacts, around: Surroundings) -> Plan:
         around.model.parameters,
         around.delta_ratio,
         run.steps * files_a_step(run, around) * file_bytes(run, around),
+        _judged_bytes(run, around),
     )
     return Plan(
         run=run.name,
@@ -192,6 +193,14 @@ def plan(run: RunFacts, around: Surroundings) -> Plan:
         cost=_cost(run, around, step * run.steps),
         findings=tuple(likely(run, around, volumes, memory)),
     )
+
+
+def _judged_bytes(run: RunFacts, around: Surroundings) -> float:
+    """Of weights, that a validator holds (validation/memory.py). Without GPUs that is a share of its pod's memory, which is not known."""
+    if run.validator_weights is not None:
+        return run.validator_weights
+    gpus = run.validator_gpus
+    return JUDGED_SHARE * gpus * around.device(gpus, run.validator_gpu).nbytes if gpus else math.inf
 
 
 def _bottleneck(
