@@ -106,9 +106,17 @@ def test_the_generated_model_gets_the_settings_of_the_demo() -> None:
 
 def test_one_gpu_is_shared_and_the_manifest_says_so() -> None:
     made = first_manifest(ManifestRequest("o/m-1B", ("o/d",), 1))
-    [pool] = run_of(made.text).spec.inference_pools
+    spec = run_of(made.text).spec
+    [pool] = spec.inference_pools
     assert (pool.gpu.count, pool.engine.gpu_memory_utilization) == (1, 0.3)
     assert "share one GPU" in made.text
+    assert spec.validator is not None
+    held = spec.validator.validation.weights_memory_bytes
+    assert held is not None
+    assert 1.1 * 2e9 < held < 2 * 2e9, "one version with room for what its name rounds away, and no second one"
+    alone = run_of(first_manifest(ManifestRequest("o/m-1B", ("o/d",), 8)).text).spec.validator
+    assert alone is not None
+    assert alone.validation.weights_memory_bytes is None
 
 
 def test_what_does_not_fit_is_a_note_in_the_manifest_and_on_standard_error(tmp_path: Path) -> None:

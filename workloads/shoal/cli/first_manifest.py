@@ -290,6 +290,8 @@ def _part_lines(made: Division, shape: ModelShape, worker: int, relay: int, scra
         trainer.append(f"gpu: {{count: {min(made.trainer_gpus, GPUS_A_NODE)}}}")
         pool += f", gpu: {{count: {made.engine_gpus}}}"
         validator = f"gpu: {{count: {made.validator_gpus}}}"
+        if made.shared:  # by itself it fills 85 % of the GPU with versions
+            validator += f", validation: {{weightsMemoryBytes: {total(made.validator)}}}"
         if made.engine_gpus > 1:
             pool += f", engine: {{tensorParallelSize: {made.engine_gpus}}}"
         elif made.shared:
