@@ -355,7 +355,7 @@ def test_a_least_disk_of_strangers_is_no_certain_mistake() -> None:
     assert made.works
 
 
-# CompletionLengths and rates.
+# Lengths and rates.
 
 
 def test_lengths_of_a_spread_of_zero_are_all_the_mean_and_no_file_waits_longer_than_the_limit() -> None:

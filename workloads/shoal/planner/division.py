@@ -39,7 +39,7 @@ SHARED_ENGINE = 0.3
 
 @dataclass(frozen=True)
 class StartingSettings:
-    """How a model of some size starts to learn. CompletionLengths in tokens."""
+    """How a model of some size starts to learn. Lengths in tokens."""
 
     prompts_per_step: int
     group_size: int

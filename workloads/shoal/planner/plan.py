@@ -116,7 +116,7 @@ class Plan:
     step_seconds: float
     loop_seconds: float
     start_seconds: float
-    """From the first announced version to the first worker that has it."""
+    """From the announcement of the first version until all nodes have it."""
     run_seconds: float
     tokens_a_step: float
     forward_units: float

@@ -68,7 +68,7 @@ def workers_of(pool: PoolFacts, around: Surroundings) -> int:
 
 
 def lease(run: RunFacts, around: Surroundings, pool: PoolFacts, *, stranger: bool) -> LeaseTime:
-    """One lease. Strangers upload through `uplink_mbit`, pods through the store's line, which all of them share in `upload_seconds`."""
+    """One lease. Strangers upload through `uplink_mbit`, pods through the store's line, which all of them share in `rollout_seconds`."""
     device, devices = around.device(pool.gpus, pool.gpu), max(1, pool.gpus)
     each, rows = lengths(around, run), run.file_rows
     tokens, position = rows * each.mean, around.prompt_tokens + each.mean_position
@@ -188,7 +188,7 @@ def publish_seconds(run: RunFacts, around: Surroundings) -> float:
 
 
 def nodes(run: RunFacts, around: Surroundings) -> int:
-    """All that fetch versions: workers and validators."""
+    """Workers of all pools: what fetches versions from relays."""
     return sum(workers_of(pool, around) for pool in run.pools)
 
 
