@@ -2,10 +2,13 @@
 
 import pytest
 
-from shoal.planner.disks import volumes
+from shoal.contracts.recipe import TrainerSettings
+from shoal.planner.disks import ASYNC_LEVEL, KEPT_STATES, KEPT_VERSIONS, volumes
 from shoal.planner.division import divide
 from shoal.planner.memory import USABLE, engine, total, trainer_rank
 from shoal.planner.model_shape import shape_of_parameters
+from shoal_operator.api.relay_server import RelayServerTemplate
+from shoal_operator.api.training_run import TrainingRunSpec
 
 GB = 10**9
 SIZES = (135_000_000, 600_000_000, 1_700_000_000, 8 * GB, 14 * GB, 32 * GB, 72 * GB)
@@ -64,6 +67,12 @@ def test_what_cannot_work_is_told_with_what_to_do() -> None:
     assert any("validator needs" in line for line in divide(shape_of_parameters(72 * GB), 32, 16 * GB).problems)
     [line] = divide(shape_of_parameters(72 * GB), 0, 0).problems
     assert "on CPUs" in line
+
+
+def test_volumes_are_for_what_a_manifest_has_where_it_says_nothing() -> None:
+    assert TrainingRunSpec.model_fields["async_level"].default == ASYNC_LEVEL
+    assert RelayServerTemplate().kept_versions == KEPT_VERSIONS
+    assert TrainerSettings().kept_states == KEPT_STATES
 
 
 def test_volumes_hold_what_is_kept() -> None:

@@ -41,7 +41,10 @@ RUN = RunFacts(
     relay_disk=500 * GIB, relay_requests=200, relay_connection_bytes=None, validators=1, validator_gpus=1,
     validator_gpu=ROUND, validator_weights=None, proof_share=0.1, proof_floor=4, pools=(POOL,),
 )  # fmt: skip
-AROUND = Surroundings(SHAPE, ROUND, mean_tokens=1000.0, prompt_tokens=100.0, delta_ratio=20.0)
+AROUND = Surroundings(
+    SHAPE, ROUND, mean_tokens=1000.0, prompt_tokens=100.0, signal_share=0.5, uplink_mbit=50.0, downlink_mbit=500.0,
+    relay_mbit=1000.0, store_mbit=10_000.0, delta_ratio=20.0, strangers={}, price=None, train_seconds=None,
+)  # fmt: skip
 PARTS = ["generate", "upload", "verify", "train", "save state", "publish", "broadcast"]
 
 
@@ -160,7 +163,8 @@ def test_with_many_workers_the_paper_s_share_of_compute_comes_out() -> None:
         RUN, prompts_per_step=256, group_size=16, groups_per_file=4, completion_tokens=30_720, filtered=True,
         trainer_pods=4, trainer_ranks=8, trainer_gpus=8, trainer_gpu=h100, pools=(home,),
     )  # fmt: skip
-    made = plan(run, Surroundings(shape, h100 or ROUND, mean_tokens=9000.0))
+    around = replace(AROUND, model=shape, gpu=h100 or ROUND, mean_tokens=9000.0, prompt_tokens=256.0, delta_ratio=30.0)
+    made = plan(run, around)
     [workers] = [each for each in made.counts if each.part == "workers"]
     assert workers.enough is not None
     assert workers.enough * 4 / 32 == pytest.approx(4.5, rel=0.15)

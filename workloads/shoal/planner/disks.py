@@ -7,8 +7,8 @@ by `plan`, and by `shoal init` for the sizes that a first manifest has.
 import math
 from dataclasses import dataclass
 
-from shoal.planner.facts import RunFacts
-from shoal.planner.memory import LORA_SHARE
+from shoal.planner.facts import WIDTH, RunFacts
+from shoal.planner.memory import state_bytes
 from shoal.planner.model_shape import ModelShape
 
 RESERVE = 64 << 20
@@ -16,6 +16,8 @@ RESERVE = 64 << 20
 RELAY_SHARE = 0.9
 """Of a relay's volume, for versions (children/relay_server.py)."""
 GIB = 1 << 30
+ASYNC_LEVEL, KEPT_VERSIONS, KEPT_STATES = 2, 5, 3
+"""Of a manifest that says nothing: `asyncLevel`, `relayServer.keptVersions`, `trainer.settings.keptStates`."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,8 @@ class Disk:
     needs: int
     least: int
     holds: str
-
-    @property
-    def enforced(self) -> bool:
-        """Whether it has no more than `given`. A stranger's disk has at least what is required, and mostly more."""
-        return not self.field.endswith("diskGib")
+    enforced: bool = True
+    """Whether it has no more than `given`. A stranger's disk has at least what is required, and mostly more."""
 
     @property
     def size(self) -> int:
@@ -76,7 +75,7 @@ def disks(
     found += [
         Disk(
             f"strangers of {pool.name}", f"inferencePools[{number}].requirements.diskGib",
-            pool.disk or None, held, least_held, what,
+            pool.disk or None, held, least_held, what, enforced=False,
         )
         for number, pool in enumerate(run.pools)
         if pool.open
@@ -94,17 +93,16 @@ def disks(
             "a version that is written, one that waits, the base of the next delta",
         ),
     ]  # fmt: skip
-    trained = 1.0 if run.method.startswith("Full") else LORA_SHARE
-    state = round(12 * trained * parameters)
+    state = state_bytes(parameters, run.method)
     judged = int(max(1, min(run.judged_versions, judged_bytes // version)))
     found += [
         Disk(
             "trainer's temporary files", "trainer.podTemplate", None, state // run.trainer_pods, 0,
-            "a pod's part of a training state, on its way to the store",
+            "a pod's part of a training state, on its way to the store", enforced=False,
         ),
         Disk(
             "validator's temporary files", "validator.podTemplate", None, (judged + 1) * version, 0,
-            f"versions in memory, {judged} at most, and one that is fetched",
+            f"versions in memory, {judged} at most, and one that is fetched", enforced=False,
         ),
         Disk(
             "store", "storage.folderSize", run.store,
@@ -126,16 +124,14 @@ class Volumes:
     store: int
 
 
-def volumes(
-    shape: ModelShape, steps: int, async_level: int = 2, kept_versions: int = 5, kept_states: int = 3
-) -> Volumes:
+def volumes(shape: ModelShape, steps: int) -> Volumes:
     """Sizes with room for benchmarks, and for deltas that are as large as versions in full."""
-    version, state = 2 * shape.parameters, 12 * shape.parameters
-    served = (kept_versions + 2) * version
+    version, state = WIDTH * shape.parameters, state_bytes(shape.parameters, "Full")
+    served = (KEPT_VERSIONS + 2) * version
     rollouts = steps * (64 << 20)  # measured at the paper's size: some tens of megabytes a step
     return Volumes(
-        worker=held_bytes(version, async_level + 3),
+        worker=held_bytes(version, ASYNC_LEVEL + 3),
         relay=served,
         scratch=served + 3 * version,
-        store=(kept_states + 1) * state + (kept_versions + 3) * version + rollouts,
+        store=(KEPT_STATES + 1) * state + (KEPT_VERSIONS + 3) * version + rollouts,
     )

@@ -5,7 +5,7 @@ second, seconds; called by all of this package that plans.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shoal.planner.lengths import SPREAD
 from shoal.planner.memory import Method
@@ -111,25 +111,25 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What no manifest says. Defaults are stated in `shoal plan --help`."""
+    """What no manifest says. `shoal plan --help` states what it takes where nobody says it either."""
 
     model: ModelShape
     gpu: Gpu
     mean_tokens: float
-    prompt_tokens: float = 256.0
-    spread: float = SPREAD
-    signal_share: float = 0.5
-    uplink_mbit: float = 50.0
-    downlink_mbit: float = 500.0
-    relay_mbit: float = 1000.0
-    store_mbit: float = 10_000.0
-    delta_ratio: float = 30.0
-    strangers: Mapping[str, int] = field(default_factory=dict)
+    prompt_tokens: float
+    signal_share: float
+    uplink_mbit: float
+    downlink_mbit: float
+    relay_mbit: float
+    store_mbit: float
+    delta_ratio: float
+    strangers: Mapping[str, int]
     """Machines that joined, by open pool."""
-    price: float | None = None
+    price: float | None
     """Money of one GPU for one hour."""
-    train_seconds: float | None = None
+    train_seconds: float | None
     """Measured in a run: of all the trainer's passes of one step."""
+    spread: float = SPREAD
 
     @property
     def version(self) -> int:

@@ -94,16 +94,16 @@ def _weights(run: RunFacts, version: int, parameters: int) -> list[Misfit]:
     found = []
     for number, pool in enumerate(run.pools):
         if pool.gpu is not None and pool.gpus and version > pool.gpus * pool.gpu.nbytes:
-            found.append(
-                _memory(f"inferencePools[{number}].gpu", f"an engine of {pool.name}", version, pool.gpus, pool.gpu)
-            )
+            engine = f"an engine of {pool.name}"
+            found.append(_memory(f"inferencePools[{number}].gpu", engine, "the weights", version, pool.gpus, pool.gpu))
     found += _judged_weights(run, version)
     ranks = run.trainer_pods * run.trainer_ranks
     if run.trainer_gpu is not None and run.trainer_gpus and run.method == "Full":
         # Weights, gradients and two moments, float32; the reference model comes on top, where there is one.
         needed = 16 * parameters
         if needed > ranks * run.trainer_gpu.nbytes:
-            found.append(_memory("trainer", "the trainer", needed, ranks, run.trainer_gpu))
+            holds = "weights and what is trained of them"
+            found.append(_memory("trainer", "the trainer", holds, needed, ranks, run.trainer_gpu))
     return found
 
 
@@ -135,15 +135,13 @@ def _judged_weights(run: RunFacts, version: int) -> list[Misfit]:
     ]
 
 
-def _memory(field: str, who: str, needed: int, gpus: int, gpu: Gpu) -> Misfit:
+def _memory(field: str, who: str, holds: str, needed: int, gpus: int, gpu: Gpu) -> Misfit:
     have = f"{gpus} x {gigabytes(gpu.nbytes)} of {gpu.name}"
     least = -(-needed // gpu.nbytes)
     return Misfit(
         "MemoryTooSmall",
         field,
-        f"{who} has {have} and needs {gigabytes(needed)} for weights and what is trained of them"
-        if who == "the trainer"
-        else f"{who} has {have} and needs {gigabytes(needed)} for the weights",
+        f"{who} has {have} and needs {gigabytes(needed)} for {holds}",
         f"give it {least} such GPUs or more",
     )
 

@@ -38,6 +38,16 @@ def total(parts: Sequence[MemoryPart]) -> int:
     return sum(part.nbytes for part in parts)
 
 
+def trained_parameters(parameters: int, method: Method) -> int:
+    """Of a model, those that the trainer changes: all, or those of its adapters."""
+    return parameters if method.startswith("Full") else round(LORA_SHARE * parameters)
+
+
+def state_bytes(parameters: int, method: Method) -> int:
+    """A training state: what is trained and AdamW's two moments, float32."""
+    return 12 * trained_parameters(parameters, method)
+
+
 def recomputes(shape: ModelShape) -> bool:
     """Whether the trainer computes activations again where its settings say nothing."""
     return shape.parameters >= RECOMPUTE_FROM_PARAMETERS
@@ -61,7 +71,7 @@ def trainer_rank(
     penalty there is no `reference`.
     """
     width = 4 if cpu else 2
-    trained = shape.parameters if method.startswith("Full") else round(LORA_SHARE * shape.parameters)
+    trained = trained_parameters(shape.parameters, method)
     held = 0 if method.endswith("offloaded") else 1
     gathered = 0 if cpu and ranks == 1 else width * (shape.ends + 2 * shape.layer_parameters)
     recomputed = recomputes(shape) if again is None else again

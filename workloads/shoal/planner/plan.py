@@ -12,7 +12,7 @@ from typing import Any
 from shoal.planner.disks import Disk, disks
 from shoal.planner.facts import MBIT, RunFacts, Surroundings
 from shoal.planner.findings import Misfit, likely
-from shoal.planner.memory import JUDGED_SHARE, MemoryPart, engine, total, trainer_rank, validator
+from shoal.planner.memory import JUDGED_SHARE, USABLE, MemoryPart, engine, total, trainer_rank, validator
 from shoal.planner.rates import Gpu
 from shoal.planner.step_parts import (
     broadcast_seconds,
@@ -187,7 +187,7 @@ def plan(run: RunFacts, around: Surroundings) -> Plan:
         links=_links(run, around, step),
         disks=tuple(volumes),
         memory=tuple(
-            PartMemory(who, gpus, gpu.name, int(0.9 * gpu.nbytes), tuple(each))
+            PartMemory(who, gpus, gpu.name, int(USABLE * gpu.nbytes), tuple(each))
             for who, (_, each, gpus, gpu) in memory.items()
         ),
         cost=_cost(run, around, step * run.steps),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from shoal.planner.facts import MBIT, WIDTH, PoolFacts, RunFacts, Surroundings
 from shoal.planner.lengths import CompletionLengths
-from shoal.planner.memory import LORA_SHARE, recomputes
+from shoal.planner.memory import recomputes, state_bytes
 from shoal.planner.rates import (
     APPLY_BYTES_A_SECOND,
     CHECK_SECONDS_A_TOKEN,
@@ -160,15 +160,9 @@ def train_seconds(run: RunFacts, around: Surroundings) -> float:
     return tokens * flops * forward_units(run, around) / (ranks * device.flops * TRAINING_SHARE)
 
 
-def state_bytes(run: RunFacts, around: Surroundings) -> float:
-    """A training state: weights and two moments in float32."""
-    trained = 1.0 if run.method.startswith("Full") else LORA_SHARE
-    return 12.0 * trained * around.model.parameters
-
-
 def save_seconds(run: RunFacts, around: Surroundings) -> float:
     """The state of every step goes to the store before its version is announced."""
-    return state_bytes(run, around) / (around.store_mbit * MBIT)
+    return state_bytes(around.model.parameters, run.method) / (around.store_mbit * MBIT)
 
 
 def delta_bytes(run: RunFacts, around: Surroundings) -> float:
@@ -217,16 +211,18 @@ def fetch_seconds(run: RunFacts, around: Surroundings, nbytes: float) -> float:
     return max(links_seconds(run, around, nbytes).values())
 
 
+def arrival_seconds(run: RunFacts, around: Surroundings) -> dict[str, float]:
+    """What a broadcast waits for on average: the links of `links_seconds`, and `nodes` that put a version together."""
+    links = links_seconds(run, around, mean_version_bytes(run, around))
+    return links | {"nodes": around.version / APPLY_BYTES_A_SECOND}
+
+
 def slowest_link(run: RunFacts, around: Surroundings) -> str:
-    """What a broadcast waits for on average: `origin`, `relays`, `requests`, `connections`, `downlinks`, or `nodes` that put a version together."""
-    found = links_seconds(run, around, mean_version_bytes(run, around))
-    found["nodes"] = around.version / APPLY_BYTES_A_SECOND
+    """What a broadcast waits for longest."""
+    found = arrival_seconds(run, around)
     return max(found, key=lambda name: found[name])
 
 
 def broadcast_seconds(run: RunFacts, around: Surroundings) -> float:
     """A version's way to all nodes and into their engines, on average."""
-    return (
-        max(fetch_seconds(run, around, mean_version_bytes(run, around)), around.version / APPLY_BYTES_A_SECOND)
-        + SWAP_SECONDS
-    )
+    return max(arrival_seconds(run, around).values()) + SWAP_SECONDS
