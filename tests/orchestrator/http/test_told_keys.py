@@ -127,6 +127,28 @@ def test_a_watch_outlives_whatever_goes_wrong(server: Server) -> None:
     assert watch.keys.roster.generation == 3
 
 
+def test_the_mounted_roster_is_taken_while_the_orchestrator_does_not_answer(server: Server) -> None:
+    keys = new_keys()
+    trust, told, mounted = TrustedKeys(keys.roster, key(1).public), list[int](), [keys.roster]
+    watch = KeysWatch(trust, server.url, lambda: told.append(trust.roster.generation), lambda: mounted[-1])
+    server.answer = (503, b"")
+    assert not watch.turn(deadline_seconds=0.1)
+    mounted.append(keys.change("orchestrator", NOW, leaked=True))
+    assert not watch.turn(deadline_seconds=0.1), "a file is no answer"
+    assert told == [2]
+
+
+def test_a_mounted_roster_that_cannot_be_read_or_believed_hinders_no_question(server: Server) -> None:
+    keys = new_keys()
+    thief = RunKeys(RUN, key(9), dict(keys.roles))
+    mounted = [thief.change("trainer", NOW)]
+    watch = KeysWatch(TrustedKeys(keys.roster, key(1).public), server.url, mounted=lambda: mounted.pop())
+    server.answer = (200, KeysNotice(roster=keys.change("trainer", NOW)).to_json())
+    for _ in range(2):
+        assert watch.turn()
+    assert watch.keys.notice.roster == keys.roster
+
+
 def test_a_key_that_is_not_known_yet_is_asked_for_before_it_is_refused(server: Server) -> None:
     keys = new_keys()
     watch = KeysWatch(TrustedKeys(keys.roster, key(1).public), server.url)

@@ -308,6 +308,7 @@ class Session:
                 get_logger().warning("the orchestrator does not answer; retrying the heartbeat", error=str(error)[:300])
                 self._wait_for(f"the orchestrator to answer: {str(error)[:300]}")
                 settled = False
+                self._learn_keys()  # discovery answers while an orchestrator with a new key reads its ledger
             self._soon.wait(interval if settled else SETTLING_SECONDS)
             if self._soon.is_set():
                 stop.wait(SETTLING_SECONDS)  # a worker that asks again and again makes no storm of heartbeats

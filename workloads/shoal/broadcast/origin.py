@@ -24,7 +24,7 @@ from shoal.broadcast.publishing import CannotRestore, SealedMeanwhile, copy_to_s
 from shoal.broadcast.tree import WEIGHTS, Tree
 from shoal.contracts import keys
 from shoal.contracts.protocol import VersionAnnouncement
-from shoal.contracts.run import RunConfig, home, load_run_config
+from shoal.contracts.run import RunConfig, home, load_run_config, mounted_roster
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.weights import VersionOpen, WeightsManifest
 from shoal.crypto.keys import PrivateKey
@@ -228,7 +228,7 @@ def main() -> None:
     tree = Tree(home() / "www")
     publisher = Publisher(config, key, store, tree, outbox, announce, liveness.progress)
     gate = TokenGate(config.run, config.trust.of("relay").acting)
-    KeysWatch(config.trust, config.addresses.orchestrator, gate.forget).start(wait=True)
+    KeysWatch(config.trust, config.addresses.orchestrator, gate.forget, mounted_roster).start(wait=True)
     REGISTRY.register(NginxStatus(status_socket(home())))
     telemetry.serve_health(ORIGIN_PORT, liveness, publisher.not_ready, {"/auth": gate.answer})
     log.info("publisher started", held=tree.held())

@@ -30,7 +30,7 @@ from shoal.broadcast.tree import INDEX, WEIGHTS, Tree
 from shoal.contracts import keys, relay_token
 from shoal.contracts.protocol import RELAY_TOKEN_SECONDS, RelayToken
 from shoal.contracts.relays import RelayConfig, load_relay_config
-from shoal.contracts.run import RunConfig, home, load_run_config
+from shoal.contracts.run import RunConfig, home, load_run_config, mounted_roster
 from shoal.contracts.signed import Signed
 from shoal.contracts.weights import VersionIndex, WeightsManifest
 from shoal.crypto.keys import PrivateKey
@@ -227,7 +227,7 @@ def main() -> None:
 
     relay = Relay(config, relay_config, key, tree, beat)
     gate = TokenGate(config.run, config.trust.of("relay").acting, config.trust.of("orchestrator").acting)
-    KeysWatch(config.trust, config.addresses.orchestrator, gate.forget).start()
+    KeysWatch(config.trust, config.addresses.orchestrator, gate.forget, mounted_roster).start()
     client = SignedClient(config.addresses.orchestrator, key, timeout_seconds=DEADLINE_SECONDS)
     exclusion = Exclusion(client, gate, reload_mark(home()))
     threading.Thread(target=exclusion.follow, name="exclusions", daemon=True).start()

@@ -9,7 +9,7 @@ import sys
 
 from shoal import telemetry
 from shoal.contracts import keys
-from shoal.contracts.run import Prepared, home, load_run_config
+from shoal.contracts.run import Prepared, home, load_run_config, mounted_roster
 from shoal.crypto.keys import PrivateKey
 from shoal.storage import NotFound, Store, open_store
 from shoal.transport import SignedClient
@@ -46,7 +46,7 @@ def main() -> None:
             interval_seconds=1.0,
             liveness=liveness,
         )
-        watch = KeysWatch(config.trust, config.addresses.orchestrator).start(wait=True)
+        watch = KeysWatch(config.trust, config.addresses.orchestrator, mounted=mounted_roster).start(wait=True)
         base = home() / "tmp" / "base"
         base.mkdir(parents=True, exist_ok=True)
         for info in store.list(keys.BASE_MODEL):

@@ -319,6 +319,11 @@ def load_run_config() -> RunConfig:
     return RunConfig.from_json((home() / "config" / "run.json").read_bytes())
 
 
+def mounted_roster() -> Signed[Roster]:
+    """The roster of `config/run.json` as it is now: a mounted file changes while a process runs."""
+    return load_run_config().roster
+
+
 def load_node_config() -> NodeConfig:
     """Read `config/node.json`."""
     return NodeConfig.from_json((home() / "config" / "node.json").read_bytes())

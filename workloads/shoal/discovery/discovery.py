@@ -330,5 +330,5 @@ def main() -> None:
         sys.exit("secrets/role.pem is not discovery's key in the roster of config/run.json")
     log.info("discovery starts", port=PORT)
     newest, keys = ConfigFile(home() / "config" / "run.json", config), config.trust
-    KeysWatch(keys, config.addresses.orchestrator).start()
+    KeysWatch(keys, config.addresses.orchestrator, mounted=lambda: newest().roster).start()
     serve(make_app(config, connect_async(config.addresses.redis), newest, keys), PORT)

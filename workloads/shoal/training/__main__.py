@@ -8,7 +8,7 @@ import os
 import sys
 
 from shoal import telemetry
-from shoal.contracts.run import home, load_run_config, pod_name
+from shoal.contracts.run import home, load_run_config, mounted_roster, pod_name
 from shoal.crypto.keys import PrivateKey
 from shoal.errors import EXIT_INPUT_WRONG
 
@@ -56,7 +56,8 @@ def main() -> None:
     store = open_store(config, deadline_seconds=STORE_DEADLINE_SECONDS)
     believed = None
     if config.mode != "SFT":  # which reads nothing that a role signed
-        believed = KeysWatch(config.trust, config.addresses.orchestrator).start(wait=True).believed
+        watch = KeysWatch(config.trust, config.addresses.orchestrator, mounted=mounted_roster)
+        believed = watch.start(wait=True).believed
     extensions = enabled_extensions(config, store, STORE_DEADLINE_SECONDS)
     state_store = extensions.state_store(store)
     orchestrator = None

@@ -1,6 +1,7 @@
 """Keeps a process's keys of a run up to date: asks the orchestrator every few seconds whether any was changed (ADR 0077).
 
-In: `TrustedKeys`, the orchestrator's address. Out: the same keys, newer. What comes proves itself, so that it may come from anybody over plain HTTP:
+In: `TrustedKeys`, the orchestrator's address, the roster of the mounted configuration. Out: the same keys, newer.
+What comes proves itself, so that it may come from anybody over plain HTTP:
 a forged roster is refused, an old one changes nothing. There is one request in ten seconds, answered with 204 while nothing has changed.
 """
 
@@ -10,7 +11,8 @@ import time
 from collections.abc import Callable
 
 from shoal.contracts.base import Contract
-from shoal.contracts.roster import Role
+from shoal.contracts.roster import Role, Roster
+from shoal.contracts.signed import Signed
 from shoal.contracts.trust import KeysNotice, TrustedKeys
 from shoal.telemetry import STOP, Stopped, get_logger
 from shoal.transport.client import Refused, SignedClient, Unavailable
@@ -33,19 +35,30 @@ def ask_for_keys(
     notice = client.call("GET", f"/v1/keys?after={after}", None, KeysNotice, deadline_seconds=deadline_seconds)
     if notice is None or not keys.take(notice):
         return False
+    _log_change(keys)
+    return True
+
+
+def _log_change(keys: TrustedKeys) -> None:
     newest = keys.roster.changes[-1].document
     get_logger().warning(
         "a key of the run was changed", role=newest.role, leaked=newest.leaked, generation=keys.roster.generation
     )
-    return True
 
 
 class KeysWatch:
     """A thread that asks."""
 
-    def __init__(self, keys: TrustedKeys, orchestrator: str, changed: Callable[[], None] = lambda: None) -> None:
-        """`changed` is called after a newer roster was taken."""
+    def __init__(
+        self,
+        keys: TrustedKeys,
+        orchestrator: str,
+        changed: Callable[[], None] = lambda: None,
+        mounted: Callable[[], Signed[Roster] | None] = lambda: None,
+    ) -> None:
+        """`changed` is called after a newer roster was taken. `mounted` reads the configuration's roster, which may be newer than this process."""
         self.keys = keys
+        self._mounted = mounted
         self._client = SignedClient(orchestrator, timeout_seconds=DEADLINE_SECONDS)
         self._changed = changed
         self._answered = False
@@ -59,12 +72,14 @@ class KeysWatch:
         return self
 
     def turn(self, deadline_seconds: float = DEADLINE_SECONDS, *, all_of_it: bool = False) -> bool:
-        """Ask once; returns whether an answer came, be it that there is nothing newer.
+        """Read the mounted roster, and ask once; returns whether an answer came, be it that there is nothing newer.
+
+        An orchestrator whose key leaked reads its ledger before it answers: the mounted roster refuses that key at once.
 
         A server that is away, older or lying is logged once, and what is known stands. Raises nothing: the thread must go on. `all_of_it`: also what
         is known by generation, with the newest about the past.
         """
-        problem, answered = "", False
+        problem, answered = self._take_mounted(), False
         try:
             newer = ask_for_keys(
                 self._client, self.keys, all_of_it=all_of_it or not self._answered, deadline_seconds=deadline_seconds
@@ -79,6 +94,17 @@ class KeysWatch:
             get_logger().warning("cannot learn of changed keys", problem=problem)
         self._problem = problem
         return answered
+
+    def _take_mounted(self) -> str:
+        """Take the mounted roster if it is newer; returns what went wrong."""
+        try:
+            signed = self._mounted()
+            if signed is not None and self.keys.adopt(signed):
+                _log_change(self.keys)
+                self._changed()
+        except Exception as error:  # the file may be missing or of another release, the roster not the run's
+            return f"mounted roster: {type(error).__name__}: {str(error)[:300]}"
+        return ""
 
     def believed(self, role: Role) -> "AskedKeys":
         """The keys of a role for a reader that must not take a new key for a stranger's in the seconds between two questions."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shoal.contracts import keys
 from shoal.contracts.protocol import ClaimRequest, ValidationJob
-from shoal.contracts.run import RunConfig
+from shoal.contracts.run import RunConfig, mounted_roster
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.verdicts import ValidatorCard, Verdict
 from shoal.crypto.keys import PrivateKey
@@ -93,7 +93,7 @@ class ValidatorProcess:
 
     def run(self) -> None:
         """Judge files until the process is asked to stop; the file in hand is finished first."""
-        KeysWatch(self._keys, self._config.addresses.orchestrator).start(wait=True)
+        KeysWatch(self._keys, self._config.addresses.orchestrator, mounted=mounted_roster).start(wait=True)
         self._scratch.mkdir(parents=True, exist_ok=True)
         for left in self._scratch.glob("*.parquet"):  # of a process before this one, whose claims run out by themselves
             left.unlink()
