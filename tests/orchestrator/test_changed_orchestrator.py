@@ -21,9 +21,10 @@ from shoal.crypto.keys import PrivateKey
 from shoal.ledger import chain, checkpoints
 from shoal.ledger.chain import BrokenChain
 from shoal.ledger.checkpoints import Checkpoints
-from shoal.ledger.entries import NodeDead
+from shoal.ledger.entries import LedgerEntry, NodeDead
 from shoal.ledger.reading import read_ledger
 from shoal.ledger.source import LedgerSource, Trust
+from shoal.ledger.succession import Succession
 from shoal.orchestrator import key_changes, recovery
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts import verdicts
@@ -65,6 +66,10 @@ class Run(Orchestrator):
     def problems(self, *, documents: bool = True) -> list[str]:
         trust = Trust(self.config.run_key, self.config.roster, "the test", given=True)
         return read_ledger(LedgerSource(self.store, trust), lambda _: None, documents=documents).report.problems
+
+    def write_checkpoints(self) -> None:
+        """A round of a new process's."""
+        Checkpoints(self.state.ledger, self.state.keys.notice.roster).write_due(0.0, complete=True)
 
     def signed(self, verdict: Verdict, name: str, own: PrivateKey, role: PrivateKey | None = None) -> Signed[Verdict]:
         """As the validator of this name signs it."""
@@ -128,30 +133,55 @@ def test_a_stale_configuration_does_not_bring_an_old_key_back(new_run: Callable[
     assert state.roster.generation == 2
 
 
-def test_checkpoints_and_segments_of_an_earlier_key_are_read(
-    new_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (chain, checkpoints):
         monkeypatch.setattr(module, "SEGMENT_ENTRIES", 8, raising=False)
     monkeypatch.setattr(chain, "CHECKPOINT_ENTRIES", 4)
     monkeypatch.setattr("shoal.ledger.writer.SEGMENT_ENTRIES", 8)
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_checkpoints_and_segments_of_an_earlier_key_are_read(new_run: Callable[..., Run]) -> None:
     run = new_run()
-
-    def write() -> None:
-        Checkpoints(run.state.ledger, run.state.keys.notice.roster).write_due(0.0, complete=True)
-
     for _ in range(8):
         run.state.ledger.append(DEAD)
-    write()
+    run.write_checkpoints()
     run.change("orchestrator", leaked=True)
     for _ in range(8):
         run.state.ledger.append(DEAD)
-    write()
-    write()  # after a restart: those of the earlier key are the same checkpoints
+    run.write_checkpoints()
+    run.write_checkpoints()  # after a restart: those of the earlier key are the same checkpoints
     assert run.problems() == []
     signers = {json.loads(run.store.get(info.key))["signer"] for info in run.store.list(keys.CHECKPOINTS)}
     assert len(signers) == 2
     assert run.again().view.next_number == len(kinds(run))
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_the_second_start_after_a_change_checks_no_signature_of_segments(
+    new_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_run()
+    for _ in range(24):
+        run.state.ledger.append(DEAD)
+    for _ in range(4):  # a segment a round
+        run.write_checkpoints()
+    checked: list[int] = []
+    check = Succession.check
+
+    def noted(succession: Succession, signed: Signed[LedgerEntry]) -> LedgerEntry:
+        checked.append(signed.document.number)
+        return check(succession, signed)
+
+    monkeypatch.setattr(Succession, "check", noted)
+    run.change("orchestrator", leaked=True)
+    assert checked[:24] == list(range(24))
+    run.write_checkpoints()
+    checked.clear()
+    run.again()
+    assert min(checked) >= 24
+    assert run.problems() == []
 
 
 def test_everybody_is_told_what_earlier_keys_are_believed_about(new_run: Callable[..., Run]) -> None:
