@@ -14,6 +14,7 @@ from shoal.contracts.signed import Signed
 from shoal.errors import EXIT_INPUT_WRONG
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.pods import Gpus, PodTemplate, PrepareTemplate
+from shoal_operator.api.validator import ValidatorTemplate
 from shoal_operator.children import names
 from shoal_operator.children.control_plane import control_plane
 from shoal_operator.children.islands import island_children, lighthouse_way_in
@@ -127,7 +128,8 @@ def _trainer_claims(run: TrainingRun) -> list[Object]:
 def _prepare(run: TrainingRun) -> Object:
     """The Job that makes the base model and the task table. It has no digest of the configuration: what it made is for good."""
     name, trainer, own = run.metadata.name, run.spec.trainer, run.spec.prepare or PrepareTemplate()
-    gpu = own.gpu or _gpus_of_a_validator(run)
+    validator = _validator_with_gpus(run, own)
+    gpu = own.gpu or (validator.gpu if validator is not None else Gpus())
     container = Container(
         name="prepare",
         image=image_of("trainer", run.spec.images),
@@ -140,7 +142,7 @@ def _prepare(run: TrainingRun) -> Object:
             *source_mounts(name, run.spec),
             *outward_mounts(own),
         ),
-        resources=trainer.resources,
+        resources=trainer.resources if validator is None else validator.resources,
         gpus=gpu.count,
         variables=own.pod_template,
     )
@@ -164,10 +166,15 @@ def _prepare(run: TrainingRun) -> Object:
     )
 
 
-def _gpus_of_a_validator(run: TrainingRun) -> Gpus:
-    """Validators begin when prepare has ended: until then their GPUs measure what honest proofs of the model differ by. SFT has no proofs."""
+def _validator_with_gpus(run: TrainingRun, own: PrepareTemplate) -> ValidatorTemplate | None:
+    """The validator whose GPUs prepare has, or None.
+
+    Validators begin when prepare has ended: until then their GPUs measure what honest proofs of the model differ by. SFT has no proofs.
+    """
     validator = run.spec.validator
-    return validator.gpu if validator is not None and run.spec.mode != "SFT" else Gpus()
+    if own.gpu is not None or validator is None or run.spec.mode == "SFT" or not validator.gpu.count:
+        return None
+    return validator
 
 
 def _prepare_placement(run: TrainingRun, own: PrepareTemplate) -> PodTemplate:
@@ -175,9 +182,9 @@ def _prepare_placement(run: TrainingRun, own: PrepareTemplate) -> PodTemplate:
 
     A pod with a validator's GPUs must reach the validators' nodes: what chooses nodes is then as for validators.
     """
-    others = run.spec.trainer.pod_template
-    if own.gpu is None and _gpus_of_a_validator(run).count and run.spec.validator is not None:
-        judges = run.spec.validator.pod_template
+    others, validator = run.spec.trainer.pod_template, _validator_with_gpus(run, own)
+    if validator is not None:
+        judges = validator.pod_template
         others = others.model_copy(update={name: getattr(judges, name) for name in CHOOSES_NODES})
     return PodTemplate(
         **{name: getattr(own.pod_template, name) or getattr(others, name) for name in PodTemplate.model_fields}
