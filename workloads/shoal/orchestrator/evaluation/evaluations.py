@@ -34,7 +34,6 @@ from shoal.orchestrator.work import allocation
 from shoal.orchestrator.work.beacons import drawn_prompts
 from shoal.orchestrator.work.leases import is_open
 from shoal.orchestrator.work.load import pending_groups
-from shoal.orchestrator.work.standing import good_nodes
 from shoal.storage import NotFound
 from shoal.storage.parallel import in_parallel
 from shoal.telemetry import get_logger
@@ -60,26 +59,26 @@ def open_slices(state: RunState) -> list[EvaluationSlice]:
     ]
 
 
-def offer(state: RunState, node: str, holds: Collection[int], *, training_needs_work: bool) -> list[EvaluationSlice]:
-    """Slices that a node with these versions may be given now, the one to take first; empty: none."""
+def offer(
+    state: RunState, node: str, holds: Collection[int], good: Collection[str], *, training_needs_work: bool
+) -> list[EvaluationSlice]:
+    """Slices that a node with these versions may be given now, the one to take first; empty: none. `good`: nodes in good standing."""
     slices = open_slices(state)
     if not slices or not _has_room(state, training_needs_work):
         return []
-    pending, tried = pending_groups(state), _tried(state)
-    return [
-        each
-        for each in slices
-        if not pending[each.number] and each.version in holds and _is_its_turn(state, node, each, tried)
-    ]
+    pending, turns = pending_groups(state), _Turns(state, node, good)
+    return [each for each in slices if not pending[each.number] and each.version in holds and turns.is_for(each)]
 
 
-def is_offered(state: RunState, node: str, work: EvaluationSlice, *, training_needs_work: bool) -> bool:
+def is_offered(
+    state: RunState, node: str, work: EvaluationSlice, good: Collection[str], *, training_needs_work: bool
+) -> bool:
     """Whether this node may be given a lease for this slice now. The caller holds `lease_lock`."""
     return (
         work in open_slices(state)
         and not pending_groups(state)[work.number]
         and _has_room(state, training_needs_work)
-        and _is_its_turn(state, node, work, _tried(state))
+        and _Turns(state, node, good).is_for(work)
     )
 
 
@@ -93,23 +92,32 @@ def _tried(state: RunState) -> Mapping[int, set[str]]:
     return tried
 
 
-def _is_its_turn(state: RunState, node: str, work: EvaluationSlice, tried: Mapping[int, set[str]]) -> bool:
-    """Whether a node has not tried this slice yet, or all others that may serve it have too: else one could keep it until the version is gone.
+class _Turns:
+    """Which slices a node may be given: those that it has not tried yet, or that all others who may serve them have tried too. Else one node could
+    keep a slice until its version is gone.
 
     Where any node is in good standing, slices go to these alone (`handout`), so that a newcomer's turn is not waited for.
     """
-    before = tried.get(work.number, set())
-    if node not in before:
-        return True
-    joined = state.view.joined
-    live = {each.node: joined[each.node] for each in state.nodes.all() if each.state in MEMBERS and each.node in joined}
-    good = good_nodes(state)
-    revealed = state.view.revealed.get(work.beacon_number)
-    return all(
-        other in before or not allocation.may_serve(number_joined, revealed, list(live.values()))
-        for other, number_joined in live.items()
-        if not good or other in good
-    )
+
+    def __init__(self, state: RunState, node: str, good: Collection[str]) -> None:
+        joined = state.view.joined
+        self._node = node
+        self._tried = _tried(state)
+        self._revealed = state.view.revealed
+        live = {r.node: joined[r.node] for r in state.nodes.all() if r.state in MEMBERS and r.node in joined}
+        self._joined = list(live.values())
+        self._waited_for = {other: number for other, number in live.items() if not good or other in good}
+
+    def is_for(self, work: EvaluationSlice) -> bool:
+        """Whether it is this node's turn."""
+        before = self._tried.get(work.number, set())
+        if self._node not in before:
+            return True
+        revealed = self._revealed.get(work.beacon_number)
+        return all(
+            other in before or not allocation.may_serve(number, revealed, self._joined)
+            for other, number in self._waited_for.items()
+        )
 
 
 def _has_room(state: RunState, training_needs_work: bool) -> bool:

@@ -51,18 +51,18 @@ class Look:
 
     def __init__(self, state: RunState, node: str) -> None:
         self._state = state
-        self._good = good_nodes(state)
+        self.good = good_nodes(state)
         self._rate = signal_rate(state)
-        self._under_way = under_way(state, self._good)
-        self.is_good = node in self._good
-        self.is_trusted = self.is_good or not self._good  # without any others newcomers do everything
+        self._under_way = under_way(state, self.good)
+        self.is_good = node in self.good
+        self.is_trusted = self.is_good or not self.good  # without any others newcomers do everything
 
     def loads(self, steps: Sequence[int]) -> list[allocation.StepLoad]:
         """What counts as pending for this node: the leases of its own kind, where a step takes several files and there are both kinds."""
         found = self._under_way
         if self.is_good:
             return loads(self._state, steps, found.good)
-        apart = self._good and self._state.schedule.several_files
+        apart = self.good and self._state.schedule.several_files
         return loads(self._state, steps, found.newcomers if apart else found.all)
 
     def has_room(self, load: allocation.StepLoad) -> bool:
@@ -74,7 +74,7 @@ class Look:
             return True
         planned = load.needed_groups * allocation.OVERSHOOT / self._rate
         held, groups = self._under_way.newcomers[load.step], self._state.codec.shape.groups
-        return allocation.newcomers_have_room(held, groups, planned, groups * sum(self._good.values()))
+        return allocation.newcomers_have_room(held, groups, planned, groups * sum(self.good.values()))
 
     def step_to_serve(self, found: Sequence[allocation.StepLoad]) -> int | None:
         """The smallest step with room. A newcomer, and where a step takes one file anybody, is first sent to one that is short of all leases."""
@@ -87,7 +87,7 @@ class Look:
     @property
     def training_needs_work(self) -> bool:
         """Whether any step that may be worked on has room for another file of a node in good standing."""
-        pending = self._under_way.good if self._good else self._under_way.all
+        pending = self._under_way.good if self.good else self._under_way.all
         return any(
             self._state.schedule.has_room(load, self._rate)
             for load in loads(self._state, openable_steps(self._state), pending)
@@ -108,7 +108,7 @@ def step_for(state: RunState, node: str, holds: Collection[int] = ()) -> StepInf
     found = look.loads([work.number for work in steps])
     step = look.step_to_serve(found)
     if holds and state.config.evaluation is not None and look.is_trusted:
-        slices = evaluations.offer(state, node, holds, training_needs_work=look.training_needs_work)
+        slices = evaluations.offer(state, node, holds, look.good, training_needs_work=look.training_needs_work)
         if work := next(iter(may_serve(state, node, slices)), None):
             unsealed = step_counter.smallest_unsealed(state.view.sealed, state.schedule.steps)
             first = unsealed if unsealed is not None else state.schedule.steps
@@ -155,7 +155,7 @@ def _require_room(state: RunState, node: str, work: Work) -> Look:
     match work:
         case EvaluationSlice(number=number):
             offered = look.is_trusted and evaluations.is_offered(
-                state, node, work, training_needs_work=look.training_needs_work
+                state, node, work, look.good, training_needs_work=look.training_needs_work
             )
             if not offered:
                 raise Refusal(
