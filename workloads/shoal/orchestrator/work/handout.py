@@ -52,7 +52,7 @@ class Look:
     def __init__(self, state: RunState, node: str) -> None:
         self._state = state
         self.good = good_nodes(state)
-        self._rate = signal_rate(state)
+        self.rate = signal_rate(state)
         self._under_way = under_way(state, self.good)
         self.is_good = node in self.good
         self.is_trusted = self.is_good or not self.good  # without any others newcomers do everything
@@ -68,11 +68,11 @@ class Look:
     def has_room(self, load: allocation.StepLoad) -> bool:
         """Whether this node may have a lease for this step."""
         schedule = self._state.schedule
-        if not schedule.has_room(load, self._rate):
+        if not schedule.has_room(load, self.rate):
             return False
         if self.is_trusted or not schedule.several_files:
             return True
-        planned = load.needed_groups * allocation.OVERSHOOT / self._rate
+        planned = load.needed_groups * allocation.OVERSHOOT / self.rate
         held, groups = self._under_way.newcomers[load.step], self._state.codec.shape.groups
         return allocation.newcomers_have_room(held, groups, planned, groups * sum(self.good.values()))
 
@@ -89,7 +89,7 @@ class Look:
         """Whether any step that may be worked on has room for another file of a node in good standing."""
         pending = self._under_way.good if self.good else self._under_way.all
         return any(
-            self._state.schedule.has_room(load, self._rate)
+            self._state.schedule.has_room(load, self.rate)
             for load in loads(self._state, openable_steps(self._state), pending)
         )
 
@@ -167,7 +167,7 @@ def _require_room(state: RunState, node: str, work: Work) -> Look:
             load = look.loads([step])[0]
             if state.schedule.stalled(load):
                 raise Refusal(ProblemCode.STEP_STALLED, stalled_text(state, load))
-            if not state.schedule.has_room(load, signal_rate(state)):
+            if not state.schedule.has_room(load, look.rate):
                 raise Refusal(
                     ProblemCode.ENOUGH_UNDER_WAY,
                     f"step {step} is probably full with pending files: ask GET /v1/step again in a second",

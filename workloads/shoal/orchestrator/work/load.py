@@ -4,8 +4,9 @@ What a step needs beyond it is decided by `allocation` and the run's schedule. C
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.queue import Job
@@ -34,6 +35,15 @@ class UnderWay:
         return self.good + self.newcomers
 
 
+class _Part(NamedTuple):
+    """Groups of one lease, or of a file that waits for a verdict."""
+
+    node: str
+    step: int
+    groups: int
+    given_unix: float | None = None  # of a lease, where it is known
+
+
 def loads(state: RunState, steps: Sequence[int], pending: Mapping[int, int] | None = None) -> list[StepLoad]:
     """The load of each of these steps; `pending`: groups that count as pending, by step (default: all)."""
     pending = pending_groups(state) if pending is None else pending
@@ -52,13 +62,8 @@ def loads(state: RunState, steps: Sequence[int], pending: Mapping[int, int] | No
 def pending_groups(state: RunState) -> Counter[int]:
     """Groups that are leased or wait for a verdict, by the number of their work."""
     pending: Counter[int] = Counter()
-    now = state.clock()
-    for record in state.leases.all():
-        if is_open(record, now):
-            pending[record.lease.step] += record.groups
-    for job in state.queue.all():
-        if not _is_unjudged(job):
-            pending[job.record.step] += job.record.groups
+    for part in _parts(state, state.clock()):
+        pending[part.step] += part.groups
     return pending
 
 
@@ -66,15 +71,20 @@ def under_way(state: RunState, good: Collection[str]) -> UnderWay:
     """What comes of which nodes; `good` are those in good standing."""
     now, found = state.clock(), UnderWay(Counter(), Counter())
     since = now - relied_on(state)
-    for record in state.leases.all():
-        if is_open(record, now) and (record.given_unix is None or record.given_unix > since):
-            counter = found.good if record.lease.node in good else found.newcomers
-            counter[record.lease.step] += record.groups
+    for part in _parts(state, now):
+        if part.given_unix is None or part.given_unix > since:
+            counter = found.good if part.node in good else found.newcomers
+            counter[part.step] += part.groups
+    return found
+
+
+def _parts(state: RunState, now: float) -> Iterator[_Part]:
+    for lease in state.leases.all():
+        if is_open(lease, now):
+            yield _Part(lease.lease.node, lease.lease.step, lease.groups, lease.given_unix)
     for job in state.queue.all():
         if not _is_unjudged(job):
-            counter = found.good if job.record.node in good else found.newcomers
-            counter[job.record.step] += job.record.groups
-    return found
+            yield _Part(job.record.node, job.record.step, job.record.groups)
 
 
 def unjudged_files(state: RunState, node: str) -> int:
