@@ -81,6 +81,20 @@ def test_a_lease_costs_the_same_however_it_is_dropped(run: Orchestrator, how: st
         run.lease(node)
 
 
+def test_a_node_that_waits_is_shown_no_step_and_nothing_is_looked_at_for_it(
+    run: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = run.join()
+    run.announce(0)
+    drop(run, node, "returned")
+    with monkeypatch.context() as looked_at:
+        looked_at.setattr(handout, "Look", lambda *_: pytest.fail("there is a look"))
+        with pytest.raises(Refusal, match="it gets the next one in 20 s"):
+            handout.step_for(run.state, node)
+    run.clock.now += 21
+    assert handout.step_for(run.state, node) is not None
+
+
 def test_the_wait_doubles_with_each_dropped_lease_and_outlives_a_restart(run: Orchestrator) -> None:
     node = run.join()
     run.announce(0)

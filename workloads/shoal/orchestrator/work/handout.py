@@ -95,11 +95,13 @@ class Look:
 
 
 def step_for(state: RunState, node: str, holds: Collection[int] = ()) -> StepInfo | None:
-    """The work for a member; None when none is open to it. When all steps that may be worked on are under way, the smallest is shown.
+    """The work for a member; None when none is open to it. When all steps that may be worked on are under way, the smallest is shown. Raises
+    `Refusal` while the node waits for its next lease.
 
     For a node that `holds` versions without scores, it may be a slice of an evaluation (`contracts.evaluation`) instead of a step.
     """
-    state.nodes.require_member(node)
+    # Before the look: a worker asks twice a second while it waits.
+    require_no_wait(state.nodes.require_member(node), state.clock())
     latest = state.view.latest_version
     if latest is None:
         return None
