@@ -149,10 +149,9 @@ class RoleKeys:
 
     def refusal(self, signer: str, document: Contract) -> str:
         """See `Signers`: what a former key signed is believed as far as the ledger holds it."""
-        if isinstance(document, Verdict) and document.card is not None:
-            if (problem := card_problem(document.card, document, signer)) is not None:
-                return problem
-            signer = document.card.signer
+        problem, signer = role_signer(document, signer)
+        if problem:
+            return problem
         roster = self._keys.roster
         if signer == roster.keys[self._role] or self._keys.role_of(signer) == self._role:
             return ""
@@ -187,10 +186,9 @@ class HeldKeys:
 
     def refusal(self, signer: str, document: Contract) -> str:
         """See `Signers`."""
-        if isinstance(document, Verdict) and document.card is not None:
-            if (problem := card_problem(document.card, document, signer)) is not None:
-                return problem
-            signer = document.card.signer
+        problem, signer = role_signer(document, signer)
+        if problem:
+            return problem
         return (
             ""
             if signer in self._keys
@@ -198,8 +196,18 @@ class HeldKeys:
         )
 
 
-def card_problem(card: Signed[ValidatorCard], verdict: Verdict, signer: str) -> str | None:
-    """Why a verdict is not by the validator of its card, or None; whether the card's signer is believed is another question."""
+def role_signer(document: Contract, signer: str) -> tuple[str, str]:
+    """Which key of a role a document rests on: that of the verdict's card, else its signer. Before it, what is wrong with the card, or nothing.
+
+    Whether that key is believed is another question.
+    """
+    if not isinstance(document, Verdict) or document.card is None:
+        return "", signer
+    card = document.card
+    return _card_problem(card, document, signer), card.signer
+
+
+def _card_problem(card: Signed[ValidatorCard], verdict: Verdict, signer: str) -> str:
     try:
         document = card.verified(card.signer)
     except BadSignature as error:
@@ -208,4 +216,4 @@ def card_problem(card: Signed[ValidatorCard], verdict: Verdict, signer: str) -> 
         return f"its card is of key {document.key[:12]}..."
     if (document.run, document.validator) != (verdict.run, verdict.validator):
         return f"its card is of validator {document.validator!r} of run {document.run!r}"
-    return None
+    return ""

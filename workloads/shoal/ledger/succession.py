@@ -8,7 +8,7 @@ continues no ledger beyond that entry. Used by the orchestrator, who writes the 
 from shoal.contracts.base import Contract
 from shoal.contracts.roster import KeyChange, Role, Roster, is_newer, verified_roster
 from shoal.contracts.signed import BadSignature, Signed
-from shoal.contracts.trust import OVERLAP_SECONDS, card_problem
+from shoal.contracts.trust import OVERLAP_SECONDS, role_signer
 from shoal.contracts.verdicts import Verdict
 from shoal.ledger.entries import KeysChanged, LedgerCheckpoint, LedgerEntry
 
@@ -89,13 +89,11 @@ class KeysAt:
 
     def refusal(self, signer: str, document: Contract) -> str:
         """See `contracts.signed.Signers`."""
-        if isinstance(document, Verdict):
-            if document.card is not None:
-                if (problem := card_problem(document.card, document, signer)) is not None:
-                    return problem
-                signer = document.card.signer
-            elif self._roster.next_run_key is not None:
-                return "every validator of this run has a key of its own, and this verdict has no card of one"
+        problem, signer = role_signer(document, signer)
+        if problem:
+            return problem
+        if isinstance(document, Verdict) and document.card is None and self._roster.next_run_key is not None:
+            return "every validator of this run has a key of its own, and this verdict has no card of one"
         if signer == self._roster.keys[self._role]:
             return ""
         change = self._roster.former(self._role).get(signer)

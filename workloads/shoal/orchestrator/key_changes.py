@@ -8,7 +8,7 @@ import sys
 
 from shoal.contracts import keys
 from shoal.contracts.signed import BadSignature, Signed, sign
-from shoal.contracts.trust import KeysNotice, PastWork
+from shoal.contracts.trust import KeysNotice, PastWork, role_signer
 from shoal.contracts.verdicts import Opinion, Verdict
 from shoal.contracts.work import EvaluationSlice
 from shoal.ledger.entries import KeysChanged
@@ -74,7 +74,7 @@ def check_verdict(state: RunState, signed: Signed[Verdict]) -> None:
         raise BadSignature(
             "Verdict has no card of the validator's own key: start the validator again with this release"
         )
-    role_key = verdict.card.signer if verdict.card is not None else signed.signer
+    _, role_key = role_signer(verdict, signed.signer)  # a bad card is refused below
     if state.keys.role_of(role_key) != "validator":
         raise BadSignature(f"Verdict rests on key {role_key[:12]}..., which is not the validators'")
     signed.verified(state.keys.of("validator"))
@@ -95,5 +95,5 @@ def _is_believed(state: RunState, job: Job, note: OpinionNote) -> bool:
         verdict = Opinion.from_json(state.store.get(name)).verdict
     except (NotFound, ValueError):
         return False
-    card = verdict.document.card
-    return (card.signer if card is not None else verdict.signer) not in leaked
+    problem, role_key = role_signer(verdict.document, verdict.signer)
+    return not problem and role_key not in leaked
