@@ -147,7 +147,7 @@ class PrepareTemplate(OutwardTemplate):
 
     gpu: Gpus | None = Field(
         None,
-        description="Accelerators of prepare, which calibrates proofs on them; absent: those of one of the run's own validators.",
+        description="Accelerators of prepare, which calibrates proofs on them; absent: those of one of the run's own validators, with its resources.",
     )
 
 
