@@ -1,9 +1,10 @@
 """Somebody's own model and data, from the first command to a model on a hub: `python -m benchmarks.models.journey [--steps N] [FOLDER]`.
 
-The model is SmolLM2-135M-Instruct (`tools/fetch_smollm2.py`), the data a file of chats: which of three numbers is the largest. The base model
-answers about as often right as a guess. Runs `shoal init`, sets what is particular, `shoal up`, `shoal push` to a stand-in for a hub, downloads what
-lies there, and scores base and pushed model on held-out rows. Writes `reward_rise_chat` and what belongs to it into `benchmarks/results/models.json`,
-and the curves into `journey_chat.json` beside it. Some two hours of two cores; FOLDER keeps the run, so that the same command resumes it.
+The model is SmolLM2-135M-Instruct (`tools/fetch_smollm2.py`), the data a file of chats: which of three numbers is the last. The base model answers
+nearly always in a box, as its example does, and is right about four times in ten at temperature 1. Runs `shoal init`, sets what is particular,
+`shoal up`, `shoal push` to a stand-in for a hub, downloads what lies there, and scores base and pushed model on held-out rows. Writes
+`reward_rise_chat` and what belongs to it into `benchmarks/results/models.json`, and the curves into `journey_chat.json` beside it.
+Some 75 minutes of two quiet cores are expected: a step trains on 6,100 tokens. FOLDER keeps the run, so that the same command resumes it.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,15 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]  # the stand-in for a 
 from fetch_smollm2 import fetched
 
 from hub import Hub
+from shoal.environments.math import INSTRUCTION
 
 RESULTS = ROOT / "benchmarks" / "results"
-TRAIN_ROWS, HELD_ROWS = 4000, 256
-STEPS = 60
-SAMPLES = 4
-RUN = "largest"
-REPOSITORY = "me/largest"
+TRAIN_ROWS, HELD_ROWS = 1000, 256
+STEPS = 30
+SAMPLES = 2
+RUN = "last"
+REPOSITORY = "me/last"
+EXAMPLE = (12, 57, 33)
 TOKEN = "hf_of-the-stand-in"  # noqa: S105  the stand-in knows no other
 HOURS = 6.0
 CURVES = (
@@ -47,13 +51,17 @@ CURVES = (
 )
 SETTINGS: dict[str, Any] = {
     "recipe": {
-        "promptsPerStep": 12, "groupSize": 8, "optimizerSteps": 2, "learningRate": 1e-5, "warmupSteps": 3, "klCoefficient": 0.0,
-        "maxSequenceLength": 128, "packLength": 2048,
+        "promptsPerStep": 8, "groupSize": 8, "optimizerSteps": 2, "learningRate": 3e-5, "warmupSteps": 2, "klCoefficient": 0.0,
+        "maxSequenceLength": 104, "packLength": 2048,
     },
-    "sampling": {"maxCompletionTokens": 12, "groupsPerSubmission": 6},
+    "sampling": {"maxCompletionTokens": 12, "groupsPerSubmission": 4},
     "inferencePools": [{"name": "pool", "replicas": 1, "weightsSize": "4Gi"}],
 }  # fmt: skip
-"""What is set beside the manifest of `shoal init`: a step of 96 short answers, which two cores make in a minute or two."""
+"""What is set beside the manifest of `shoal init`: a step of 64 answers of some 8 tokens, to prompts of 87."""
+
+
+def question(numbers: Sequence[int]) -> str:
+    return f"Last: {', '.join(map(str, numbers))}?"
 
 
 def rows(count: int, chance: random.Random, seen: set[tuple[int, ...]]) -> list[dict[str, Any]]:
@@ -64,14 +72,14 @@ def rows(count: int, chance: random.Random, seen: set[tuple[int, ...]]) -> list[
         if tuple(numbers) in seen:
             continue
         seen.add(tuple(numbers))
-        asked = f"Largest: {', '.join(map(str, numbers))}?"
         prompt = [
             {"role": "system", "content": "Answer in a box."},
-            {"role": "user", "content": "Largest: 12, 57, 33?"},
-            {"role": "assistant", "content": "\\boxed{57}"},
-            {"role": "user", "content": asked},
+            # The environment ends the last message with its instruction; the example is asked in the same words.
+            {"role": "user", "content": f"{question(EXAMPLE)}\n{INSTRUCTION}"},
+            {"role": "assistant", "content": f"\\boxed{{{EXAMPLE[-1]}}}"},
+            {"role": "user", "content": question(numbers)},
         ]
-        found.append({"prompt": prompt, "answer": str(max(numbers))})
+        found.append({"prompt": prompt, "answer": str(numbers[-1])})
     return found
 
 
@@ -90,6 +98,7 @@ def shoal(*arguments: object, folder: Path, **variables: str) -> None:
 def manifest(model: Path, folder: Path, steps: int) -> Path:
     """That of `shoal init`, with `SETTINGS` and a benchmark of the held-out rows."""
     path = folder / "run.yaml"
+    path.unlink(missing_ok=True)  # of an earlier start: `shoal init` writes over nothing
     shoal("init", "--model", model, "--dataset", folder / "train.jsonl", "--name", RUN, "-o", path, folder=folder)
     made = yaml.safe_load(path.read_text())
     spec = made["spec"]
@@ -98,7 +107,7 @@ def manifest(model: Path, folder: Path, steps: int) -> Path:
     spec["steps"] = steps
     held = {"environment": "math", "dataset": {"path": str(folder / "held.jsonl")}}
     spec["evaluation"] = {
-        "everyVersions": 20,
+        "everyVersions": 15,
         "benchmarks": [{"name": "held-out", "tasks": held, "samples": SAMPLES, "temperature": 1.0}],
     }
     path.write_text(yaml.safe_dump(made, sort_keys=False))
@@ -110,14 +119,20 @@ def scored(model: Path, name: str, path: Path, folder: Path) -> dict[str, Any]:
     output = folder / f"{name}.json"
     shoal("eval", model, "-f", path, "--json", output, folder=folder)
     found: dict[str, Any] = json.loads(output.read_text())["evaluations"][0]["scores"]
-    return {**found["avg_at_k"], "unanswered": found["unanswered_share"], "cut": found["lengths"]["cut_share"]}
+    unanswered = found["unanswered_share"]
+    return {
+        **found["avg_at_k"],
+        "right_of_answered": round(found["avg_at_k"]["value"] / (1 - unanswered), 4) if unanswered < 1 else 0.0,
+        "unanswered": unanswered,
+        "cut": found["lengths"]["cut_share"],
+    }
 
 
 def travel(folder: Path, steps: int) -> dict[str, Any]:
     """The whole journey; the figures."""
     began = time.monotonic()
     chance = random.Random(5)
-    seen: set[tuple[int, ...]] = {(12, 57, 33)}
+    seen: set[tuple[int, ...]] = {EXAMPLE}
     write_rows(folder / "train.jsonl", rows(TRAIN_ROWS, chance, seen))
     write_rows(folder / "held.jsonl", rows(HELD_ROWS, chance, seen))
     model = fetched()
