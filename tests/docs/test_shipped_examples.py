@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from servers import ROOT
+from shoal.environments.columns import TASK_TYPES
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.manifest import load_manifest
 from shoal_operator.children import names
@@ -94,9 +95,17 @@ def test_intellect_2_has_the_papers_recipe() -> None:
     assert (recipe.max_sequence_length, spec.async_level) == (32768, 2)
     assert spec.length_reward is not None
     assert (spec.length_reward.targets, spec.length_reward.alpha) == ([2000, 4000, 6000, 8000, 10000], 0.0003)
-    assert spec.tasks.offline_filter is not None
-    kept = spec.tasks.offline_filter
-    assert (kept.samples, kept.min_correct, kept.max_correct) == (8, 0.125, 0.5)
+    assert [(each.name, each.environment, each.weight) for each in spec.tasks.mixture] == [
+        ("math", "math", 10),
+        ("code", "code", 1),
+    ]
+    for source in spec.tasks.mixture:
+        kept = source.offline_filter
+        assert kept is not None
+        assert (kept.solve_rate, kept.min_correct, kept.max_correct) == ("solve_rate_qwen_r1_distill_7b", 0.125, 0.5)
+        assert source.dataset is not None
+        [wanted] = source.dataset.where
+        assert {TASK_TYPES[each] for each in wanted.one_of} == {source.environment}, "rows by task_type"
     assert spec.trainer.settings.compile is False
     assert any(pool.open and pool.replicas == 0 for pool in spec.inference_pools)
     assert spec.relay_server is not None
