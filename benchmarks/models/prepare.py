@@ -1,8 +1,9 @@
 """How long prepare takes for the tasks of INTELLECT-2 by their number, and how many gold answers it proves in a second.
 
 `python -m benchmarks.models.prepare [ROWS]`. Rows are made here in the layout and proportions of a data set of mathematics: the real one cannot be
-had offline. Reads, maps, renders to tokens and indexes all of them, which gold answers can be judged apart. Writes its keys into
-`benchmarks/results/models.json` and leaves the others there.
+had offline. Reads, maps, renders to tokens by Qwen3's tokenizer and chat template, and indexes all of them; a part of the gold answers is judged
+apart. Writes its keys into `benchmarks/results/models.json` and leaves the others there; with fewer ROWS it only prints them. Some minutes of a
+quiet machine, so nothing is kept of a run that was stopped.
 """
 
 import json
@@ -19,16 +20,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "environments"), str(ROOT)]  # Qwen3's tokenizer
+
+from real_tokenizers import checkpoint
+
 from shoal.contracts.datasets import RowFilter
+from shoal.contracts.prompts import PromptSettings
 from shoal.contracts.tasks import Task, tasks_digest, write_tasks
 from shoal.environments.datasets import Selection, import_files
-from shoal.environments.generated_tokenizer import train_tokenizer
 from shoal.environments.judgeable import fitting
 from shoal.environments.math import Math
+from shoal.environments.prompt_check import decided
+from shoal.environments.prompts import load_tokenizer, prompt_tokens
 from shoal.rewards.gold import gold_flaw
 from shoal.rewards.math import shared_judge
 
-RESULTS = Path(__file__).parents[1] / "results" / "models.json"
+RESULTS = ROOT / "benchmarks" / "results" / "models.json"
 ROWS = 285_000
 GOLDS = 4000
 WORDS = (
@@ -102,9 +110,11 @@ def main() -> None:
         tasks = import_files([path], "intellect-2", kept).tasks
         seconds["read and mapped"] = time.perf_counter() - began
     environment = Math()
-    tokenizer = train_tokenizer([environment.prompt(task, None) for task in tasks[:200]])
+    folder = checkpoint("qwen3")
+    tokenizer = load_tokenizer(folder)
+    terms = decided(PromptSettings(), folder, tokenizer)
     mark = time.perf_counter()
-    tokens = sum(len(tokenizer.encode(environment.prompt(task, None))) for task in tasks)
+    tokens = sum(len(prompt_tokens(tokenizer, environment, task, None, terms)) for task in tasks)
     seconds["rendered"] = time.perf_counter() - mark
     mark = time.perf_counter()
     tasks_digest(tasks)
