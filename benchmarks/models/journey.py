@@ -1,7 +1,7 @@
 """Somebody's own model and data, from the first command to a model on a hub: `python -m benchmarks.models.journey [--steps N] [FOLDER]`.
 
 The model is SmolLM2-135M-Instruct (`tools/fetch_smollm2.py`), the data a file of chats: which of three numbers is the last. The base model answers
-nearly always in a box, as its example does, and is right about four times in ten at temperature 1. Runs `shoal init`, sets what is particular,
+nearly always in a box, as its example does, and is right about every second time at temperature 1. Runs `shoal init`, sets what is particular,
 `shoal up`, `shoal push` to a stand-in for a hub, downloads what lies there, and scores base and pushed model on held-out rows. Writes
 `reward_rise_chat` and what belongs to it into `benchmarks/results/models.json`, and the curves into `journey_chat.json` beside it.
 Some 75 minutes of two quiet cores are expected: a step trains on 6,100 tokens. FOLDER keeps the run, so that the same command resumes it.
