@@ -33,3 +33,6 @@ class FragileStore(Store):
 
     def delete(self, key: str) -> None:
         self._write(lambda: super(FragileStore, self).delete(key))
+
+    def copy_if_absent(self, source: str, target: str) -> bool:
+        return bool(self._write(lambda: super(FragileStore, self).copy_if_absent(source, target)))

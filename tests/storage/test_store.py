@@ -130,6 +130,24 @@ def test_copy_if_absent_gives_a_second_name_and_never_replaces(store: Store) -> 
     assert store.get("staging/a") == b"another"
 
 
+def test_a_copy_moves_no_byte_through_this_process(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.put("staging/a", b"a" * (12 << 20))
+    for name in ("get", "put", "get_range"):
+        monkeypatch.setattr(f"shoal.storage.store.obstore.{name}", None)
+    assert store.copy_if_absent("staging/a", "uploads/a") is True
+    assert store.copy_if_absent("staging/a", "uploads/a") is False
+    assert store.size("uploads/a") == 12 << 20
+
+
+def test_of_racing_copies_one_wins_and_its_bytes_stay(store: Store) -> None:
+    for number in range(8):
+        store.put(f"staging/{number}", str(number).encode())
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda number: store.copy_if_absent(f"staging/{number}", "uploads/a"), range(8)))
+    assert won.count(True) == 1
+    assert store.get("uploads/a") == str(won.index(True)).encode()
+
+
 def test_a_list_is_in_the_order_of_keys_with_sizes_and_only_of_its_folder(store: Store) -> None:
     keys = [
         "versions/v000010/open.json",

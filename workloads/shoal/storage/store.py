@@ -153,10 +153,24 @@ class Store:
         return self._call(f"create {key}", key, attempt)
 
     def copy_if_absent(self, source: str, target: str) -> bool:
-        """Give the bytes of `source` a second name unless `target` exists; False when it does. Raises `NotFound` without `source`."""
-        if self.size(target) is not None:
-            return False
-        return self.create(target, self.get(source))
+        """Give the bytes of `source` a second name unless `target` exists; False when it does. Raises `NotFound` without `source`.
+
+        The store copies by itself: a folder makes a hard link, S3 a copy that is finished only while nothing has the name. No byte comes here.
+        When an answer was lost and the call repeated, the object that it finds is compared: our own bytes count as ours.
+        """
+        to = self._full(target)
+        tries = 0
+
+        def attempt(full: str) -> bool:
+            nonlocal tries
+            tries += 1
+            try:
+                obstore.copy(self._backend, full, to, overwrite=False)
+            except AlreadyExistsError:
+                return tries > 1 and self.sha256(source) == self.sha256(target)
+            return True
+
+        return self._call(f"copy {source} to {target}", source, attempt)
 
     def size(self, key: str) -> int | None:
         """Size in bytes, or None when there is no such object."""
@@ -309,6 +323,7 @@ def open_s3(
         access_key_id=access_key,
         secret_access_key=secret_key,
         virtual_hosted_style_request=False,
+        copy_if_not_exists="multipart",  # a copy by parts may be completed on a condition, a plain one may not
         client_options={
             "allow_http": spec.endpoint.startswith("http://"),
             # Of one request, body included: a checkpoint may be large, so only silence is bounded closely.
