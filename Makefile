@@ -1,7 +1,7 @@
 # Each target is one command and does its own set-up. `make` alone lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo check test soak e2e lint types format lock crds docs observability bench bench-broadcast bench-diloco bench-inference bench-operator bench-prime bench-toploc bench-trainer bench-trust bench-vineppo reproduce golden tools images base-image setup clean
+.PHONY: help demo check test soak e2e lint types format lock crds docs observability bench bench-broadcast bench-diloco bench-inference bench-operator bench-prime bench-recovery bench-toploc bench-trainer bench-trust bench-vineppo reproduce golden tools images base-image setup clean
 
 PYTHON := .venv/bin/python
 # Two threads of torch or vLLM on two shared cores are slower than one.
@@ -92,6 +92,9 @@ bench-vineppo: setup ## VinePPO against GRPO from one base model, by steps and b
 
 bench-protocol: setup ## ten thousand heartbeating nodes, a thousand that come and go: benchmarks/results/protocol.json; some twelve minutes
 	$(PYTHON) -m benchmarks.protocol
+
+bench-recovery: setup ## what recovery reads of the store after a million files: benchmarks/results/size.json; some seven minutes
+	$(PYTHON) -m benchmarks.recovery
 
 bench-toploc: setup ## proofs a chunk beside the published library, which is built from source the first time
 	$(PYTHON) -m benchmarks.toploc

@@ -32,6 +32,10 @@ ISLANDS = "islands/"
 LEASES = "leases/"
 LEASE_FILES = "lease-files/"
 SUBMISSIONS = "submissions/"
+WAITING = "waiting/"
+EXPIRED = "expired/"
+INDEXED = "indexed.json"
+"""Says that every file without a concluded verdict has its name under `waiting/`, and every late one under `expired/`."""
 OPINIONS = "opinions/"
 SFT = "sft/"
 SFT_MANIFEST = "sft/manifest.json"
@@ -114,6 +118,16 @@ def lease_file(lease: str) -> str:
 def submission(node: str, sha256: str) -> str:
     """Which lease an uploaded file belongs to; its existence puts the file into the validators' queue."""
     return f"{SUBMISSIONS}{node}/{sha256}.json"
+
+
+def waiting(step: int, node: str, sha256: str) -> str:
+    """A submitted file whose verdict is not concluded; removed when it is. So recovery reads what is open, however many files there were."""
+    return f"{WAITING}{step:06d}/{node}/{sha256}.json"
+
+
+def expired(node: str, sha256: str) -> str:
+    """A file that came too late: the ledger has no entry of it, and its verdict need not be read to count it."""
+    return f"{EXPIRED}{node}/{sha256}.json"
 
 
 def opinions(node: str, sha256: str) -> str:

@@ -1,7 +1,7 @@
 """The orchestrator's background tasks: rebuild when needed, invite, reap, end leases, settle late files, report.
 
-Two threads: the housekeeper and the inviter, which waits for discovery and
-must not delay the first. Each task may fail when a peer does not answer; it is logged and retried at the next round, so that every loop survives a
+Three threads: the housekeeper, the inviter, which waits for discovery, and the one that rebuilds; neither delays the first, which goes on while
+Redis has the run's state. Each task may fail when a peer does not answer; it is logged and retried at the next round, so that every loop survives a
 restart of its peers.
 """
 
@@ -49,9 +49,11 @@ class Background:
         self._rebuild = threading.Event()
         self._rebuild.set()
         self._soon = threading.Event()
-        self._failed = False
+        self._read_once = threading.Event()  # this process has read the run's state
+        self._knows = threading.Event()  # and Redis still has it
         self.liveness = Liveness(LIVENESS_SECONDS)
         self._threads = [
+            threading.Thread(target=self._rebuilding, name="rebuilding", daemon=True),
             threading.Thread(target=self._housekeeping, name="housekeeping", daemon=True),
             threading.Thread(target=self._inviting, name="inviting", daemon=True),
         ]
@@ -71,33 +73,49 @@ class Background:
         self._rebuild.set()
         self._soon.set()
 
-    def _housekeeping(self) -> None:
-        rounds = 0
+    def _rebuilding(self) -> None:
         while not self._stop.is_set():
-            self._attempt("rebuild", self._rebuild_if_needed)
-            if not self._rebuild.is_set():
-                self._attempt("end leases", lambda: handout.end_overdue_leases(self._state))
-                self._attempt("settle late files", lambda: settle_late(self._state))
-                self._attempt("seal steps", self._seal)
-                self._attempt("fold evaluations", lambda: evaluations.fold(self._state))
-                self._attempt("write checkpoints", self._write_checkpoints)
-                if rounds % NODE_ROUNDS == 0:
-                    self._attempt("reap nodes", lambda: membership.reap(self._state))
-                    self._attempt("report", lambda: report(self._state))
-                if rounds % CATCH_UP_ROUNDS == 0:
-                    self._attempt("read the ledger", self._state.ledger.catch_up)
-                    self._attempt("keep the terms", self._state.terms.keep)
-                    self._attempt("tell of changed keys", lambda: key_changes.publish(self._state))
-                    self._attempt("report nodes", lambda: report_details(self._state))
-                if rounds % SWEEP_ROUNDS == SWEEP_ROUNDS - 1:
-                    self._attempt("sweep staging", lambda: sweep_staging(self._state))
-            rounds += 1
-            self.liveness.progress()
-            if self._failed:
+            if not self._attempt("rebuild", self._rebuild_if_needed):
                 self._stop.wait(PAUSE_AFTER_FAILURE_SECONDS)
-                self._failed = False
             self._soon.wait(ROUND_SECONDS)
             self._soon.clear()
+
+    def _look(self) -> None:
+        """Whether there is something to keep."""
+        if self._read_once.is_set() and recovery.is_built(self._state):
+            self._knows.set()
+        else:
+            self._knows.clear()
+
+    def _housekeeping(self) -> None:
+        rounds = 0
+        fine: list[bool] = []
+
+        def attempt(what: str, task: Callable[[], object]) -> None:
+            fine.append(self._attempt(what, task))
+
+        while not self._stop.is_set():
+            fine.clear()
+            attempt("look for the state in Redis", self._look)
+            if self._knows.is_set():
+                attempt("end leases", lambda: handout.end_overdue_leases(self._state))
+                attempt("settle late files", lambda: settle_late(self._state))
+                attempt("seal steps", self._seal)
+                attempt("fold evaluations", lambda: evaluations.fold(self._state))
+                attempt("write checkpoints", self._write_checkpoints)
+                if rounds % NODE_ROUNDS == 0:
+                    attempt("reap nodes", lambda: membership.reap(self._state))
+                    attempt("report", lambda: report(self._state))
+                if rounds % CATCH_UP_ROUNDS == 0:
+                    attempt("read the ledger", self._state.ledger.catch_up)
+                    attempt("keep the terms", self._state.terms.keep)
+                    attempt("tell of changed keys", lambda: key_changes.publish(self._state))
+                    attempt("report nodes", lambda: report_details(self._state))
+                if rounds % SWEEP_ROUNDS == SWEEP_ROUNDS - 1:
+                    attempt("sweep staging", lambda: sweep_staging(self._state))
+            rounds += 1
+            self.liveness.progress()
+            self._stop.wait(ROUND_SECONDS if all(fine) else PAUSE_AFTER_FAILURE_SECONDS)
 
     def _rebuild_if_needed(self) -> None:
         if not self._rebuild.is_set() and recovery.is_built(self._state):
@@ -108,6 +126,7 @@ class Background:
         except BaseException:
             self._rebuild.set()
             raise
+        self._read_once.set()
 
     def _seal(self) -> None:
         for step in openable_steps(self._state):
@@ -118,20 +137,21 @@ class Background:
 
     def _inviting(self) -> None:
         while not self._stop.is_set():
-            if not self._rebuild.is_set():
+            if self._knows.is_set():
                 self._attempt("invite nodes", self._inviter.round)
             self._stop.wait(INVITE_SECONDS * random.uniform(0.8, 1.2))
 
-    def _attempt(self, what: str, task: Callable[[], object]) -> None:
-        """Run one task; whatever it raises is logged and left to the next round, because the other tasks must continue."""
+    def _attempt(self, what: str, task: Callable[[], object]) -> bool:
+        """Run one task, and whether it could; whatever it raises is logged and left to the next round, because the other tasks must continue."""
         try:
             task()
         except Exception as error:
-            self._failed = True
             if not self._stop.is_set():
                 get_logger().warning(
                     "task failed; it will be retried", what=what, error=f"{type(error).__name__}: {str(error)[:300]}"
                 )
+            return False
+        return True
 
 
 def settle_late(state: RunState) -> None:

@@ -2,7 +2,14 @@
 
 `rebuild` is called when the orchestrator starts, when Redis lost its memory, and after an error in the middle of a write. It only adds what is
 missing and repeats what is idempotent, so it may run at any time, beside requests, and twice. Order of truth: ledger, verdicts, submissions, leases.
+
+Cost: one read for each lease of an open step, another where its file is not accepted, two for each file that waits (`waiting/`), and a few more;
+none for what is closed, however much there was. At the paper's size (40 files a step, five steps open) these are some 400. Late files are listed,
+a thousand with one request, and not read. A store that an earlier release wrote is read in full once, and then has `indexed.json`.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pydantic import ValidationError
 
@@ -22,11 +29,12 @@ from shoal.orchestrator.work import beacons
 from shoal.orchestrator.work.open_work import openable_steps
 from shoal.orchestrator.work.records import LeaseRecord, SubmissionRecord
 from shoal.orchestrator.work.sealing import seal_if_full
-from shoal.orchestrator.work.uploads import find_record
+from shoal.orchestrator.work.uploads import find_record, find_verdict
 from shoal.storage import NotFound
 from shoal.storage.parallel import in_parallel
 from shoal.telemetry import get_logger
 
+FORGOTTEN_SECONDS = 3600.0  # a notice that is repeated comes within minutes
 MOST_LISTINGS = 8  # steps whose leases are listed one by one; a training run has at most five open
 
 BUILT = "built"
@@ -44,19 +52,18 @@ def rebuild(state: RunState) -> None:
     state.terms.open()
     _publish_settings(state)
     evaluations.load(state)
-    verdicts = _names(state, keys.VERDICTS)
-    _conclude_verdicts(state, verdicts)
+    if not state.store.exists(keys.INDEXED):
+        _index(state)
+    waiting = _waiting(state)
+    judged = _conclude_verdicts(state, waiting)
+    state.files_expired = max(state.files_expired, len(state.store.list(keys.EXPIRED)))
     state.terms.keep()  # after what the orchestrator before us decided, which was by the terms of its time
     if state.config.validation.slashing == "Evict":
         for node in state.view.rejected_nodes - state.view.evicted:
             evict(state, node, "a file was rejected")
     _restore_nodes(state)
-    submissions = _names(state, keys.SUBMISSIONS)
-    for job in state.queue.all():
-        if (job.record.node, job.record.sha256) in verdicts:
-            state.queue.discard(job.record.node, job.record.sha256)
-    _restore_queue(state, sorted(submissions - verdicts))
-    _restore_leases(state, submissions)
+    _restore_queue(state, [file for file in waiting if file.name not in judged])
+    _restore_leases(state)
     for step in openable_steps(state):
         seal_if_full(state, step)
     beacons.commit_steps(state, state.schedule.beacons_ahead)
@@ -108,16 +115,63 @@ def _names(state: RunState, folder: str) -> set[tuple[str, str]]:
     return found
 
 
-def _conclude_verdicts(state: RunState, verdicts: set[tuple[str, str]]) -> None:
-    """Finish verdicts that the ledger does not know: their writer stopped between the object and the entry. Expired ones have no entry."""
-    unknown = sorted(verdicts - set(state.view.settled))
-    found = in_parallel(lambda n: Signed[Verdict].from_json(state.store.get(keys.verdict(*n))), unknown)
-    with state.settle_lock:
-        expired = [signed for signed in found if signed.document.outcome == "expired"]
-        state.files_expired = max(state.files_expired, len(expired))
-        for signed in found:
-            if signed.document.outcome != "expired":
-                record_verdict(state, signed)
+def _index(state: RunState) -> None:
+    """Note what is open in a store of a release that did not: one listing of all verdicts and submissions, and a read of each that is not settled."""
+    verdicts, submissions = _names(state, keys.VERDICTS), _names(state, keys.SUBMISSIONS)
+    unknown = sorted((submissions | verdicts) - set(state.view.settled))
+
+    def note(name: tuple[str, str]) -> None:
+        verdict, record = find_verdict(state, *name), find_record(state, *name)
+        if verdict is not None and verdict.document.outcome == "expired":
+            state.store.create(keys.expired(*name), b"{}")
+        elif verdict is not None:
+            state.store.create(
+                keys.waiting(verdict.document.step, *name), b"{}" if record is None else record.to_json()
+            )
+        elif record is not None:
+            state.store.create(keys.waiting(record.step, *name), record.to_json())
+            state.store.create(keys.lease_file(record.lease), record.to_json())
+
+    in_parallel(note, unknown)
+    state.store.put(keys.INDEXED, b"{}")
+
+
+@dataclass(frozen=True)
+class WaitingFile:
+    """A file whose verdict is not concluded, and when it was noted, in seconds since 1970."""
+
+    key: str
+    name: tuple[str, str]
+    """Node and file digest."""
+    noted_unix: float
+
+
+def _waiting(state: RunState) -> list[WaitingFile]:
+    """What is under `waiting/`. A file that only Redis knows, as of an orchestrator of an earlier release beside this one, is noted there."""
+    found = {}
+    for info in state.store.list(keys.WAITING):
+        _, _, node, file = info.key.split("/")
+        name = (node, file.removesuffix(".json"))
+        found[name] = WaitingFile(info.key, name, info.modified_unix)
+    for job in state.queue.all():
+        name, key = (
+            (job.record.node, job.record.sha256),
+            keys.waiting(job.record.step, job.record.node, job.record.sha256),
+        )
+        if name not in found:
+            state.store.create(key, job.record.to_json())
+            found[name] = WaitingFile(key, name, state.clock())
+    return list(found.values())
+
+
+def _conclude_verdicts(state: RunState, waiting: Sequence[WaitingFile]) -> set[tuple[str, str]]:
+    """Finish verdicts that were made, and whose consequences their writer did not finish; the names of their files."""
+    found = [
+        signed for signed in in_parallel(lambda file: find_verdict(state, *file.name), waiting) if signed is not None
+    ]
+    for signed in found:
+        record_verdict(state, signed)
+    return {(signed.document.node, signed.document.sha256) for signed in found}
 
 
 def _restore_nodes(state: RunState) -> None:
@@ -132,12 +186,30 @@ def _restore_nodes(state: RunState) -> None:
             state.nodes.put_if_absent(NodeRecord(node=node, state="Healthy", last_heartbeat_unix=now))
 
 
-def _restore_queue(state: RunState, waiting: list[tuple[str, str]]) -> None:
-    """Queue every submission without a verdict, in the order received, with the opinions already given on it."""
-    records = [record for record in in_parallel(lambda n: find_record(state, *n), waiting) if record is not None]
+def _restore_queue(state: RunState, waiting: Sequence[WaitingFile]) -> None:
+    """Queue every file without a verdict, in the order received, with the opinions already given on it."""
+    records = [record for record in in_parallel(lambda file: _submitted(state, file), waiting) if record is not None]
     for record in sorted(records, key=lambda record: record.received_unix):
         if state.queue.get(record.node, record.sha256) is None:
             state.queue.add(Job(record=record, opinions=_opinions(state, record)), state.clock())
+
+
+def _submitted(state: RunState, file: WaitingFile) -> SubmissionRecord | None:
+    """The submission of a waiting file. One whose lease was bound to it, and no more, is finished; a note that led to nothing goes after a while."""
+    record = find_record(state, *file.name)
+    if record is not None:
+        return record
+    try:
+        noted = SubmissionRecord.from_json(state.store.get(file.key))
+        bound = SubmissionRecord.from_json(state.store.get(keys.lease_file(noted.lease)))
+        if (bound.node, bound.sha256) == file.name:
+            state.store.create(keys.submission(*file.name), bound.to_json())
+            return bound
+    except NotFound:
+        pass
+    if file.noted_unix < state.clock() - FORGOTTEN_SECONDS:
+        state.store.delete(file.key)
+    return None
 
 
 def _opinions(state: RunState, record: SubmissionRecord) -> list[OpinionNote]:
@@ -157,20 +229,27 @@ def _opinions(state: RunState, record: SubmissionRecord) -> list[OpinionNote]:
     return notes
 
 
-def _restore_leases(state: RunState, submissions: set[tuple[str, str]]) -> None:
-    """Leases of steps that are not sealed; those whose file came are closed. Submission numbers go on after the highest."""
-    wanted = _lease_keys(state)
-    if not wanted:
-        return
-    leases = [LeaseRecord.from_json(data) for data in in_parallel(state.store.get, wanted)]
-    nodes = {record.lease.node for record in leases}
-    handed_in = [name for name in sorted(submissions) if name[0] in nodes]
-    records = [record for record in in_parallel(lambda n: find_record(state, *n), handed_in) if record is not None]
-    files = {record.lease: record for record in records}
-    for lease in leases:
-        file = files.get(lease.lease.lease)
-        if file is not None:
-            lease = lease.model_copy(update={"status": "submitted", "sha256": file.sha256, "size": file.size})
+def _restore_leases(state: RunState) -> None:
+    """Leases of steps that are not sealed; those that have their file are closed. Submission numbers go on after the highest."""
+
+    accepted = {
+        (step, file.node, file.submission): file.file
+        for step in list(state.view.accepted)
+        for file in list(state.view.accepted[step])
+    }
+
+    def read(key: str) -> LeaseRecord:
+        lease = LeaseRecord.from_json(state.store.get(key))
+        known = accepted.get((lease.lease.step, lease.lease.node, lease.lease.submission))
+        if known is not None:
+            return lease.model_copy(update={"status": "submitted", "sha256": known})
+        try:
+            file = SubmissionRecord.from_json(state.store.get(keys.lease_file(lease.lease.lease)))
+        except NotFound:
+            return lease
+        return lease.model_copy(update={"status": "submitted", "sha256": file.sha256, "size": file.size})
+
+    for lease in in_parallel(read, _lease_keys(state)):
         state.leases.put_if_absent(lease)
         state.leases.number_is_taken(lease.lease)
 

@@ -248,6 +248,11 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
         elif not settled:
             note_rejected(state, verdict.node)
     state.queue.discard(verdict.node, verdict.sha256)
+    if verdict.outcome == "expired":
+        state.store.create(keys.expired(verdict.node, verdict.sha256), b"{}")
+    state.store.delete(
+        keys.waiting(verdict.step, verdict.node, verdict.sha256)
+    )  # last: until then recovery repeats this
     if verdict.outcome == "accept" and isinstance(work, TrainingStep | TableSlice):
         seal_if_full(state, work.number)
 

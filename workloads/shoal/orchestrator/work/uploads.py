@@ -1,9 +1,9 @@
 """Uploads: from a lease to a file in the validators' queue.
 
 In: `UploadRequest` (gets a grant for one staging key) and `SubmissionNotice` (the file is uploaded). The file is promoted to its final name first
-and hashed there, because a staging object may change until its grant expires. Then the store binds the lease to it, then the submission record is
-created, then the job is queued, then staging is cleared: after a crash at any point the repeated notice, one with another file of that lease, or
-`recovery`, finishes the rest; nothing is queued twice.
+and hashed there, because a staging object may change until its grant expires. Then it is noted under `waiting/`, then the store binds the lease to
+it, then the submission record is created, then the job is queued, then staging is cleared: after a crash at any point the repeated notice, one with
+another file of that lease, or `recovery`, finishes the rest; nothing is queued twice.
 """
 
 import math
@@ -155,11 +155,13 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
         lease = state.leases.get(notice.lease) or lease
         if lease.status == "returned" or lease.sha256 not in (None, notice.sha256):
             raise Refusal(ProblemCode.LEASE_OVER, f"lease {notice.lease} was given back before its file was confirmed")
+        state.store.create(keys.waiting(record.step, record.node, record.sha256), record.to_json())
         record = _the_one_file(state, record)
         created = state.store.create(keys.submission(record.node, record.sha256), record.to_json())
         lease = lease.model_copy(update={"status": "submitted", "sha256": record.sha256, "size": record.size})
         state.leases.put(lease)
     if record.sha256 != notice.sha256:
+        state.store.delete(keys.waiting(record.step, notice.node, notice.sha256))
         if find_record(state, record.node, record.sha256) == record:
             _finish(state, record, lease)  # whoever bound the lease may have stopped there
         raise other_file(record.lease, record.sha256)

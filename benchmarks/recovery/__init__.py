@@ -1,0 +1,1 @@
+"""What recovery reads of the store after a million files."""

@@ -1,0 +1,135 @@
+"""What recovery reads follows from what is open, not from what there was: counted over a store that says it holds a million closed files."""
+
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from protocol_stack import verdict_on
+from read_counter import ReadCounter
+from run_states import Orchestrator
+from servers import Redis, wait_until
+from shoal.contracts import keys
+from shoal.orchestrator import background, recovery
+from shoal.orchestrator.progress import run_progress
+from shoal.orchestrator.verdicts.verdicts import expire
+from shoal.transport import SignedClient
+
+CLOSED = 1_000_000
+
+
+@pytest.fixture
+def run(tmp_path: Path, redis_server: Redis) -> Orchestrator:
+    return Orchestrator(tmp_path, redis_server.url)
+
+
+def test_a_million_closed_leases_cost_recovery_no_read(run: Orchestrator) -> None:
+    run.announce(0)
+    nodes = [run.join() for _ in range(3)]
+    run.hand_in(nodes[0])
+    run.judge(verdict_on(run.claimed()))
+    waiting = run.hand_in(nodes[1])
+    run.lease(nodes[2])
+    counting = ReadCounter(run.folder / "store")
+    run.state.store = run.state.leases._store = counting
+    recovery.rebuild(run.state)
+    few = counting.reads
+    counting.closed = CLOSED
+    run.state.view.settled.update({("a" * 64, f"{number:064x}"): "accepted" for number in range(CLOSED)})
+    run.redis.flushall()
+    counting.reads = 0
+    recovery.rebuild(run.state)
+    assert counting.reads == few <= 40
+    assert counting.listed_closed == 0, "no folder of all files is listed"
+    assert {job.record.sha256 for job in run.state.queue.all()} == {waiting}
+    assert Counter(record.status for record in run.state.leases.all()) == {"submitted": 2, "open": 1}
+
+
+def test_a_store_of_an_earlier_release_is_read_once_and_nothing_of_it_is_lost(run: Orchestrator) -> None:
+    run.announce(0)
+    nodes = [run.join() for _ in range(3)]
+    accepted, late, waiting = (run.hand_in(node) for node in nodes)
+    jobs = {job.record.sha256: job.record for job in run.state.queue.all()}
+    expire(run.state, jobs[late], "too late")
+    for info in run.store.list(keys.WAITING) + run.store.list(keys.EXPIRED):
+        run.store.delete(info.key)
+    run.store.delete(keys.INDEXED)
+    run.redis.flushall()
+    progress = run_progress(run.restarted())
+    assert (progress.files_pending, progress.files_expired) == (2, 1)
+    assert {info.key.rpartition("/")[2] for info in run.store.list(keys.WAITING)} == {
+        f"{file}.json" for file in (accepted, waiting)
+    }
+    counting = ReadCounter(run.folder / "store")
+    run.state.store = counting
+    recovery.rebuild(run.state)
+    assert not counting.folders & {keys.VERDICTS, keys.SUBMISSIONS, keys.UPLOADS}
+
+
+def test_a_concluded_file_waits_no_more_and_a_late_one_is_counted_by_its_name(run: Orchestrator) -> None:
+    run.announce(0)
+    nodes = [run.join(), run.join()]
+    run.hand_in(nodes[0])
+    run.hand_in(nodes[1])
+    assert len(run.store.list(keys.WAITING)) == 2
+    run.judge(verdict_on(run.claimed()))
+    expire(run.state, run.state.queue.all()[0].record, "too late")
+    assert run.store.list(keys.WAITING) == []
+    assert len(run.store.list(keys.EXPIRED)) == 1
+
+
+def test_a_file_whose_lease_was_bound_to_it_and_no_more_is_queued(run: Orchestrator) -> None:
+    run.announce(0)
+    node = run.join()
+    file = run.hand_in(node)
+    run.store.delete(keys.submission(node, file))  # the process ended before it
+    run.lose_redis()
+    assert {job.record.sha256 for job in run.state.queue.all()} == {file}
+    assert run.store.exists(keys.submission(node, file))
+
+
+def test_a_note_of_a_file_that_never_came_goes_after_an_hour(run: Orchestrator) -> None:
+    run.clock.now = time.time()  # the store dates its objects by it
+    run.announce(0)
+    node = run.join()
+    file = run.hand_in(node)
+    lease = run.state.queue.all()[0].record.lease
+    for key in (keys.submission(node, file), keys.lease_file(lease)):
+        run.store.delete(key)
+    run.redis.flushall()
+    run.restarted()
+    assert len(run.store.list(keys.WAITING)) == 1
+    run.clock.now += recovery.FORGOTTEN_SECONDS + 60
+    run.restarted()
+    assert run.store.list(keys.WAITING) == []
+
+
+def test_housekeeping_goes_on_while_the_state_is_rebuilt(run: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.announce(0)
+    held, rounds = threading.Event(), Counter[str]()
+    real = recovery.rebuild
+
+    def slow(state: object) -> None:
+        rounds["rebuild"] += 1
+        if rounds["rebuild"] > 1:
+            held.wait(20)
+        real(run.state)
+
+    def late(state: object) -> None:
+        rounds["settle"] += 1
+
+    monkeypatch.setattr(recovery, "rebuild", slow)
+    monkeypatch.setattr(background, "settle_late", late)
+    started = background.Background(run.state, SignedClient("http://127.0.0.1:1", run.role_keys["orchestrator"]))
+    started.start()
+    try:
+        wait_until("housekeeping to begin", lambda: rounds["settle"] > 0)
+        started.wake()
+        wait_until("another rebuild to begin", lambda: rounds["rebuild"] > 1)
+        before = rounds["settle"]
+        wait_until("housekeeping to go on", lambda: rounds["settle"] > before + 1)
+    finally:
+        held.set()
+        started.stop()
