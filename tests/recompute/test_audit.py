@@ -18,6 +18,7 @@ from tiny_world import RUN, STEPS, World
 
 from changed_keys import RunKeys
 from shoal.contracts import keys
+from shoal.contracts.recipe import Retention
 from shoal.contracts.run import RunConfig
 from shoal.errors import InputWrong
 from shoal.ledger.entries import KeysChanged
@@ -126,6 +127,20 @@ def test_many_verdicts_are_read_at_a_time_and_their_number_is_told(
     copy.audit("draws")
     assert waiting == set()
     assert any(re.fullmatch(r"read (\d+) of \1 verdicts", line) for line in copy.said)
+
+
+def test_files_that_the_manifest_let_go_are_said_to_be_gone_and_are_no_findings(world: World, tmp_path: Path) -> None:
+    copy = Copy(world, tmp_path)
+    for info in copy.store.list(keys.UPLOADS):
+        copy.store.delete(info.key)
+    assert copy.audit("batches").findings, "files that must be there and are not"
+    shutil.rmtree(tmp_path / "audit")
+    storage = world.config.storage.model_copy(update={"retention": Retention(keep="Verify")})
+    copy.config = world.config.model_copy(update={"storage": storage})
+    result = copy.audit("batches", "steps", "draws")
+    assert result.findings == []
+    assert result.steps_equal == 0
+    assert [stage for stage, totals in result.stages.items() if totals.unchecked] == ["batches", "steps", "draws"]
 
 
 def test_versions_that_the_store_has_no_more_are_made_again_for_their_proofs(world: World, tmp_path: Path) -> None:

@@ -406,6 +406,17 @@ class S3Storage(SpecModel):
     credentials_secret: ShortText = Field(..., description="Secret with `accessKey` and `secretKey`.")
 
 
+class Retention(SpecModel):
+    """What the store keeps of steps that are past. The ledger, batches, beacons, verdicts and findings always stay."""
+
+    keep: Literal["Everything", "Audit", "Verify"] = Field(
+        "Audit",
+        description="Audit: all that `shoal ledger audit` reads; leases and the bytes of late files go. Verify: all that `shoal ledger verify` reads;"
+        " every file of a step goes once it is trained, and an audit cannot check it any more. Everything: nothing goes.",
+    )
+    steps: int = Field(16, ge=2, le=100_000, description="Newest sealed steps of which everything stays.")
+
+
 class StorageSpec(SpecModel):
     """The object store: a folder by default, an S3-compatible store when `s3` is given."""
 
@@ -414,6 +425,11 @@ class StorageSpec(SpecModel):
     )
     s3: S3Storage | None = Field(None, description="Use this store instead of a folder.")
     folder_size: ShortText = Field("20Gi", description="Size of the volume that holds the folder store.")
+    retention: Retention | None = Field(
+        None,
+        exclude_if=unset,
+        description="What is kept of past steps; absent: what an audit reads, and 16 steps whole.",
+    )
 
 
 class FileMean(SpecModel):

@@ -1,4 +1,4 @@
-"""The orchestrator's background tasks: rebuild when needed, invite, reap, end leases, settle late files, report.
+"""The orchestrator's background tasks: rebuild when needed, invite, reap, end leases, settle late files, report, collect.
 
 Three threads: the housekeeper, the inviter, which waits for discovery, and the one that rebuilds; neither delays the first, which goes on while
 Redis has the run's state. Each task may fail when a peer does not answer; it is logged and retried at the next round, so that every loop survives a
@@ -17,6 +17,7 @@ from shoal.orchestrator.evaluation import evaluations
 from shoal.orchestrator.metrics import report, report_details
 from shoal.orchestrator.nodes import membership
 from shoal.orchestrator.nodes.inviting import Inviter
+from shoal.orchestrator.retention import OldObjects
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.verdicts import expire, over
 from shoal.orchestrator.work import handout, leases
@@ -44,6 +45,7 @@ class Background:
     def __init__(self, state: RunState, discovery: SignedClient) -> None:
         self._state = state
         self._inviter = Inviter(state, discovery)
+        self._old_objects = OldObjects(state)
         self._checkpoints = Checkpoints(state.ledger, state.keys.notice.roster)
         self._stop = threading.Event()
         self._rebuild = threading.Event()
@@ -106,6 +108,7 @@ class Background:
                 if rounds % NODE_ROUNDS == 0:
                     attempt("reap nodes", lambda: membership.reap(self._state))
                     attempt("report", lambda: report(self._state))
+                    attempt("collect old objects", self._old_objects.turn)
                 if rounds % CATCH_UP_ROUNDS == 0:
                     attempt("read the ledger", self._state.ledger.catch_up)
                     attempt("keep the terms", self._state.terms.keep)
@@ -113,6 +116,7 @@ class Background:
                     attempt("report nodes", lambda: report_details(self._state))
                 if rounds % SWEEP_ROUNDS == SWEEP_ROUNDS - 1:
                     attempt("sweep staging", lambda: sweep_staging(self._state))
+                    attempt("look for old objects", self._old_objects.look)
             rounds += 1
             self.liveness.progress()
             self._stop.wait(ROUND_SECONDS if all(fine) else PAUSE_AFTER_FAILURE_SECONDS)

@@ -3,9 +3,9 @@
 `rebuild` is called when the orchestrator starts, when Redis lost its memory, and after an error in the middle of a write. It only adds what is
 missing and repeats what is idempotent, so it may run at any time, beside requests, and twice. Order of truth: ledger, verdicts, submissions, leases.
 
-Cost: one read for each lease of an open step, another where its file is not accepted, two for each file that waits (`waiting/`), and a few more;
-none for what is closed, however much there was. At the paper's size (40 files a step, five steps open) these are some 400. Late files are listed,
-a thousand with one request, and not read. A store that an earlier release wrote is read in full once, and then has `indexed.json`.
+Cost: one read for each lease of an open step, another where its file is not accepted; two for each file that waits (`waiting/`). Nothing is read of
+what is closed, however much there was. At the paper's size (40 files a step, five steps open) these are 420 reads. Late files are listed, a thousand
+with one request, and not read. A store that an earlier release wrote is read in full once, and then has `indexed.json`.
 """
 
 from collections.abc import Sequence

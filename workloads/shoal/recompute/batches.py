@@ -205,7 +205,8 @@ class RowReader:
 
 
 def report_problems(evidence: Evidence, batch: StepBatch, rows_of: RowReader) -> list[str]:
-    """What the trainer's report says other than what follows from the batch."""
+    """What the trainer's report says other than what follows from the batch. Raises `CannotCheck` when its files are gone as the manifest has it."""
+    evidence.require_files(batch)
     try:
         rows, plan = rows_of.plan(batch)
     except (BadBatch, ValueError) as error:

@@ -212,12 +212,26 @@ class Evidence:
             return noted.sampler
         return next(iter(rules)) if len(rules) == 1 else None
 
+    def require_files(self, batch: StepBatch) -> None:
+        """Raises `CannotCheck` where the manifest lets files of trained steps go and one of this batch is gone. Otherwise a lack is a finding."""
+        if self._let_go:
+            for file in batch.files:
+                if not self.store.exists(key := keys.upload(file.node, file.sha256)):
+                    raise CannotCheck(f"{key} is not in the store{self._let_go}")
+
+    @property
+    def _let_go(self) -> str:
+        """Why a file may be gone, in words; empty: it must be there."""
+        retention = self.config.storage.retention
+        gone = retention is not None and retention.keep == "Verify"
+        return ": the run keeps no files of trained steps (storage.retention.keep: Verify)" if gone else ""
+
     def fetch(self, fact: Accepted | Rejected, path: Path) -> None:
         """The file's bytes at `path`. Raises `CannotCheck`, and `WrongEvidence` when they are others than were judged."""
         key = keys.upload(fact.node, fact.file)
         size = self.store.size(key)
         if size is None:
-            raise CannotCheck(f"{key} is not in the store")
+            raise CannotCheck(f"{key} is not in the store{self._let_go}")
         if size > MAX_FILE_BYTES:
             raise WrongEvidence(f"{key} has {size} bytes; allowed: {MAX_FILE_BYTES}")
         try:

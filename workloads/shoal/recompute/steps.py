@@ -117,7 +117,7 @@ class Remaking:
             return
         if step not in self._evidence.sealed:
             raise CannotCheck(f"step {step} is not sealed")
-        self._evidence.batch(step)
+        self._evidence.require_files(self._evidence.batch(step))
 
     def _started(self) -> Trainer:
         evidence, work = self._evidence, self._work

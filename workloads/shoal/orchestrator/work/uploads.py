@@ -1,9 +1,9 @@
 """Uploads: from a lease to a file in the validators' queue.
 
 In: `UploadRequest` (gets a grant for one staging key) and `SubmissionNotice` (the file is uploaded). The file is promoted to its final name first
-and hashed there, because a staging object may change until its grant expires. Then it is noted under `waiting/`, then the store binds the lease to
-it, then the submission record is created, then the job is queued, then staging is cleared: after a crash at any point the repeated notice, one with
-another file of that lease, or `recovery`, finishes the rest; nothing is queued twice.
+and hashed there, because a staging object may change until its grant expires. It is noted under `waiting/`.
+Then the store binds the lease to it, then the submission record is created, then the job is queued, then staging is cleared. After a crash at any
+point the repeated notice, one with another file of that lease, or `recovery`, finishes the rest; nothing is queued twice.
 """
 
 import math
