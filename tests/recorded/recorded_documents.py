@@ -335,6 +335,7 @@ DOCUMENTS: dict[str, Contract] = {
     "best-version": sample(BestVersion),
     "evaluation-progress": sample(EvaluationProgress),
     "verdict-3": sample(Verdict, 2),
+    "verdict-programs": sample(Verdict).model_copy(update={"program_seconds": 12.5}),
     "verdict-answers": sample(Verdict).model_copy(update={"answers": ANSWERS}),
     "answer-sample": SAMPLE,
     "run-progress-learning": sample(RunProgress).model_copy(

@@ -9,6 +9,7 @@ from court import JOB
 
 from shoal.contracts.problems import TYPE_PREFIX, ProblemCode, ProblemDocument
 from shoal.contracts.protocol import ClaimRenewal
+from shoal.environments.scored_once import ProgramTime
 from shoal.telemetry import Liveness
 from shoal.transport.client import Refused, SignedClient, Unavailable
 from shoal.validation.claims import ClaimLostError, KeptClaim
@@ -51,6 +52,14 @@ def test_a_claim_is_renewed_until_the_judgement_ends_and_not_after(deadline: Dea
     asked.came.clear()
     assert not asked.came.wait(0.5)
     assert len(asked.renewals) == count
+
+
+def test_a_renewal_tells_what_programs_took_so_far(deadline: Deadline) -> None:
+    asked, programs = Asked(), ProgramTime()
+    programs.spent = 2.5
+    with KeptClaim(cast(SignedClient, asked), JOB, "validator-0", 0.15, Liveness(60), programs):
+        deadline("a renewal", lambda: bool(asked.renewals), seconds=30)
+    assert asked.renewals[0].program_seconds == 2.5
 
 
 def test_a_judgement_without_progress_keeps_nothing() -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 
 import pytest
-from court import Court
+from court import JOB, Court
 
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.tasks import Task
@@ -52,3 +52,16 @@ def test_claims_that_differ_cost_an_honest_node_nothing(court: Court, honest: li
     looked_at = {reward.task_reward for reward in verdict.rewards[:SECOND_TRIES]}
     assert looked_at <= ({None, 1.0} if flaky else {0.0})
     assert (None in looked_at) == flaky
+
+
+def test_a_verdict_says_what_the_programs_took(court: Court, honest: list[Rollout]) -> None:
+    programs, environment = of_programs(court)
+    assert programs.judge(honest).program_seconds == pytest.approx(0.1 * environment.ran)
+    assert "program_seconds" not in court.judge(honest).to_json().decode()
+
+
+def test_nothing_runs_for_a_node_that_has_used_its_time(court: Court, honest: list[Rollout]) -> None:
+    programs, environment = of_programs(court)
+    verdict = programs.judge(honest, job=JOB.model_copy(update={"program_seconds": 0.0}))
+    assert (verdict.outcome, environment.ran, verdict.program_seconds) == ("accept", 0, 0.0)
+    assert {reward.task_reward for reward in verdict.rewards} == {None}

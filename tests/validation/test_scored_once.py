@@ -9,7 +9,7 @@ import pytest
 from shoal.contracts.recipe import Validation
 from shoal.contracts.tasks import Task
 from shoal.environments import Score, Unscorable, scored_once
-from shoal.environments.scored_once import AGAIN, SECOND_TRIES, ScoredOnce
+from shoal.environments.scored_once import AGAIN, SECOND_TRIES, ProgramTime, ScoredOnce
 from shoal.validation.checks import reward
 
 TASKS = [Task(problem_id=name, task_type="t", prompt="?", verification_info={}) for name in ("p0", "p1")]
@@ -149,7 +149,7 @@ def test_a_spent_budget_leaves_out_programs_alone() -> None:
         def part_of(self, task: Task) -> Scorer:
             return self if task.problem_id == "p0" else Scorer()
 
-    scores = ScoredOnce(cast(Any, Both(seconds=60.0)), 100.0)
+    scores = ScoredOnce(cast(Any, Both(seconds=60.0)), ProgramTime(100.0))
     assert [scores.reward(TASKS[0], text) for text in ("a", "b", "c")] == [0.0, 0.0, None]
     assert scores.reward(TASKS[1], "42") == 1.0
 

@@ -291,6 +291,7 @@ NODES = Board(
             Panel("Files accepted in a row", {"{{node}} {{pool}}": one("shoal_node_accepted_in_a_row", by="node, pool")}, kind="table",
                   runbook="ShoalRejectRateJump"),
             Panel("Leases that ended without a file", {"{{node}} {{pool}}": one("shoal_node_abandoned_leases", by="node, pool")}, kind="table"),
+            Panel("CPU seconds of programs", {"{{node}} {{pool}}": one("shoal_node_program_seconds", by="node, pool")}, kind="table"),
         ),
         "In our own pods": (
             Panel("Files by answer", {"{{run}} {{status}}": rate("shoal_worker_submissions_total", by="status")}, "ops"),

@@ -125,6 +125,7 @@ def node_lines(views: list[NodeView], now_unix: float) -> list[str]:
         version = "-" if view.policy_version is None else str(view.policy_version)
         remarks = [plain(view.refused, 300)] if view.refused else []
         remarks += [f"{view.leases_abandoned} leases abandoned"] if view.leases_abandoned else []
+        remarks += [f"programs took {view.program_seconds:.0f} s"] if view.program_seconds >= 1 else []
         lines.append(
             f"{view.node[:16]}  {view.state:<10}  {plain(view.pool or '-', 16):<16}  {beat:>9}  {version:>7}  {view.files_accepted:>8}"
             f"  {view.files_rejected:>8}  {'; '.join(remarks)}".rstrip()

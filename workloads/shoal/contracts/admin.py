@@ -32,6 +32,12 @@ class NodeView(Contract):
     files_rejected: int = Field(default=0, ge=0)
     leases_open: int = Field(default=0, ge=0)
     leases_abandoned: int = Field(default=0, ge=0)
+    program_seconds: float = Field(
+        default=0.0,
+        ge=0.0,
+        exclude_if=lambda seconds: seconds == 0.0,
+        description="CPU seconds of its files' programs of late",
+    )
     uplink_mbps: float | None = Field(default=None, ge=0.0, description="measured by discovery; null: not measured")
     gflops: float = Field(default=0.0, ge=0.0, description="measured by its challenge; 0: no challenge")
     metrics: dict[str, float] = Field(default_factory=dict)

@@ -74,6 +74,7 @@ class ProblemCode(StrEnum):
     SLICE_UNDER_WAY = "slice-under-way"
     FILES_NOT_JUDGED = "files-not-judged"
     LEASE_DROPPED = "lease-dropped"
+    PROGRAM_TIME_USED = "program-time-used"
     NEWCOMERS_SHARE = "newcomers-share"
     QUOTA_LEASED = "quota-leased"
     QUOTA_USED = "quota-used"

@@ -330,6 +330,12 @@ class ClaimRenewal(Contract):
     validator: ShortText = Field(description="name with which the file was claimed")
     node: NodeId
     sha256: Sha256Hex
+    program_seconds: float = Field(
+        default=0.0,
+        ge=0.0,
+        exclude_if=lambda seconds: seconds == 0.0,
+        description="CPU seconds that programs of the file took since it was claimed",
+    )
 
 
 class ValidationJob(Contract):
@@ -356,6 +362,12 @@ class ValidationJob(Contract):
     )
     policy_version: VersionNumber | None = Field(
         default=None, exclude_if=unset, description="that the node said with the file; None: it said none"
+    )
+    program_seconds: float | None = Field(
+        default=None,
+        ge=0.0,
+        exclude_if=unset,
+        description="CPU seconds that are left to programs of this node; None: a whole file's",
     )
 
 

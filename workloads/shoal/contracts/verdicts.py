@@ -41,6 +41,12 @@ NEVER_ALONE: frozenset[RejectReason] = frozenset({"unread"})
 """Of those, what one validator never confirms by itself, whoever else came: what it lacked at its first check it lacks at its next."""
 
 
+LATER_FIELDS = (
+    "validator", "seconds_by_check", "completion_lengths", "cut_rows", "compute", "answers", "program_seconds", "card",
+)  # fmt: skip
+"""Of a verdict, that releases added."""
+
+
 class RowReward(Contract):
     """Rewards of one row; all None when the validator could not score it, which leaves the row out of its group."""
 
@@ -93,6 +99,9 @@ class Verdict(Contract):
         default=None, description="of an accepted file of a step: what became of its answers; None in old verdicts"
     )
 
+    program_seconds: float = Field(
+        default=0.0, ge=0.0, description="CPU seconds that programs of the file took this validator"
+    )
     card: Signed[ValidatorCard] | None = Field(
         default=None, description="of the key that signed; None: the role's own key, which all validators shared"
     )
@@ -101,7 +110,7 @@ class Verdict(Contract):
     def _as_it_was_signed(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Fields that came later are left out while they are empty: the signatures of verdicts without them still fit."""
         document: dict[str, Any] = dump(self)
-        for name in ("validator", "seconds_by_check", "completion_lengths", "cut_rows", "compute", "answers", "card"):
+        for name in LATER_FIELDS:
             if not document.get(name):
                 document.pop(name, None)
         return document

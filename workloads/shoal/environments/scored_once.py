@@ -21,17 +21,26 @@ SLOW_SECONDS = 4.0
 """A scoring that failed after this long ran into its limit of time, which is the text's doing: another try would cost as much again."""
 
 
+class ProgramTime:
+    """CPU seconds that the programs of a file may take in all, and have taken. Programs after that are not run."""
+
+    def __init__(self, limit: float = math.inf) -> None:
+        self._limit = limit
+        self.spent = 0.0
+
+    @property
+    def over(self) -> bool:
+        return self.spent >= self._limit
+
+
 class ScoredOnce:
-    """Task rewards of a file's answers, by task and text.
+    """Task rewards of a file's answers, by task and text."""
 
-    `program_seconds`: CPU seconds that the programs of a file may take in all; programs after that are not run. None: no limit.
-    """
-
-    def __init__(self, environment: Environment, program_seconds: float | None = None) -> None:
+    def __init__(self, environment: Environment, programs: ProgramTime | None = None) -> None:
         self._environment = environment
         self._known: dict[tuple[str, bytes], float | None] = {}
         self._second_tries = SECOND_TRIES
-        self._seconds_left = math.inf if program_seconds is None else program_seconds
+        self._programs = programs or ProgramTime()
 
     def reward(self, task: Task, text: str) -> float | None:
         """The task reward of an answer; None where scoring failed twice, or once for long. What failed is not tried again for equal answers."""
@@ -59,13 +68,13 @@ class ScoredOnce:
 
     def _spent(self, task: Task) -> bool:
         """Whether the file's programs have had their time, and this task would need more of it."""
-        return self._seconds_left <= 0 and runs_programs(self._environment, task)
+        return self._programs.over and runs_programs(self._environment, task)
 
     def _once(self, task: Task, text: str) -> float | None:
         if self._spent(task):
             return None
         found = self._environment.score(task, text)
-        self._seconds_left -= found.program_seconds
+        self._programs.spent += found.program_seconds
         return found.task_reward if isinstance(found, Score) else None
 
     def _scored(self, task: Task, text: str) -> float | None:

@@ -161,14 +161,19 @@ class _FileCheck:
     def _rewards(self) -> list[str]:
         """The rewards that training used, computed again. A row that we cannot score says nothing of the verdict.
 
-        A program's reward is a measurement: it counts against the verdict only where the worker measured what we did.
+        A program's reward is a measurement: it counts against the verdict only where the worker measured what we did, and the verdict another reward.
+        A row that the verdict leaves out may have come when its node or its file had no time for programs left.
         """
         ours, finding = judge.scored(self._file, self._facts, self._watch, lambda: None)
         said = self._verdict.rewards
         if len(ours) != len(said):
             return [f"its verdict has {len(said)} rewards for {len(ours)} rows"]
         differing = [row for row, found in enumerate(ours) if found != said[row] and found.task_reward is not None]
-        wrong = [row for row in differing if not self._is_measured(row) or self._claims(row, ours[row])]
+        wrong = [
+            row
+            for row in differing
+            if not self._is_measured(row) or (said[row].task_reward is not None and self._claims(row, ours[row]))
+        ]
         if wrong:
             row = wrong[0]
             return [

@@ -77,6 +77,7 @@ KINDS: dict[ProblemCode, Kind] = {
     ProblemCode.SLICE_UNDER_WAY: Kind(409, "Slice is in progress"),
     ProblemCode.FILES_NOT_JUDGED: Kind(409, "Files could not be judged"),
     ProblemCode.LEASE_DROPPED: Kind(409, "A lease was dropped"),
+    ProblemCode.PROGRAM_TIME_USED: Kind(409, "Programs used their time"),
     ProblemCode.NEWCOMERS_SHARE: Kind(409, "Newcomers hold their share"),
     ProblemCode.QUOTA_LEASED: Kind(409, "Too many files"),
     ProblemCode.QUOTA_USED: Kind(429, "Too many files"),

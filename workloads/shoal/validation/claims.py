@@ -10,6 +10,7 @@ from typing import Self
 
 from shoal.contracts.problems import ProblemCode
 from shoal.contracts.protocol import ClaimRenewal, ValidationJob
+from shoal.environments.scored_once import ProgramTime
 from shoal.telemetry import Liveness, get_logger
 from shoal.transport.client import Refused, SignedClient, Unavailable
 
@@ -35,9 +36,12 @@ class KeptClaim:
         validator: str,
         claim_seconds: float,
         liveness: Liveness,
+        programs: ProgramTime | None = None,
     ) -> None:
+        """`programs`: the CPU time of the file's programs, which renewals tell."""
         self._orchestrator = orchestrator
         self._renewal = ClaimRenewal(validator=validator, node=job.node, sha256=job.sha256)
+        self._programs = programs or ProgramTime()
         self._every = min(claim_seconds / PARTS, LONGEST_SECONDS)
         self._liveness = liveness
         self._ended = threading.Event()
@@ -65,8 +69,10 @@ class KeptClaim:
         patience = min(self._every, CALL_SECONDS)
         while not self._ended.wait(self._every) and self._liveness.alive():
             try:
+                spent = round(self._programs.spent, 3)
+                renewal = self._renewal.model_copy(update={"program_seconds": spent})
                 self._orchestrator.call(
-                    "POST", "/v1/claim-renewals", self._renewal, deadline_seconds=patience, timeout_seconds=patience
+                    "POST", "/v1/claim-renewals", renewal, deadline_seconds=patience, timeout_seconds=patience
                 )
             except Refused as refused:
                 if refused.code == ProblemCode.CLAIM_OVER:

@@ -20,6 +20,7 @@ from shoal.contracts.rollouts import BadRollouts, Rollout
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.contracts.work import WorkKind, kind_of
 from shoal.environments.base import runs_programs
+from shoal.environments.scored_once import ProgramTime
 from shoal.telemetry import get_logger
 from shoal.validation import sequential
 from shoal.validation.answers import file_answers
@@ -63,14 +64,16 @@ def judge(
     rng: random.Random,
     validator: str = "",
     progress: Callable[[], None] = lambda: None,
+    programs: ProgramTime | None = None,
 ) -> Verdict:
     """Check the file at `path`, whose digest the caller has compared with the job's.
 
     `rng` draws the rows whose proofs are verified; it must not be known to anybody (`secrets.SystemRandom`).
     `validator` is the name to sign with; `progress` is called whenever a row was scored and a batch of proofs verified, and
-    while the file is read; what it raises as `ClaimLostError` ends the check.
+    while the file is read; what it raises as `ClaimLostError` ends the check. `programs` counts the CPU time of the file's programs (`time_of`).
     """
     watch = Stopwatch()
+    programs = programs or time_of(job, facts)
     file: File | None = None
     rewards: list[RowReward] = []
     looked_at: dict[int, Prefill] = {}
@@ -86,7 +89,7 @@ def judge(
         finding = cheap_finding(file, facts, watch)
         last = runs_programs(facts.environment)
         if finding is None and not last:
-            rewards, finding = scored(file, facts, watch, progress)
+            rewards, finding = scored(file, facts, watch, progress, programs)
         if finding is None:
             with watch("cheap_checks"):  # before minutes of loading: a false claim must not change what is held
                 finding = identity.check_weights(file, policies.digest(file.policy_version))
@@ -96,7 +99,7 @@ def judge(
             finding = expensive_finding(file, facts, policy, rng, looked_at, watch, progress)
             compute = compute_of(policy.parameters, prompt_tokens(file, facts), completion_tokens(file))
         if finding is None and last:  # programs run for those alone who have shown that the model wrote them
-            rewards, finding = scored(file, facts, watch, progress)
+            rewards, finding = scored(file, facts, watch, progress, programs)
         if finding is None and kind_of(job.step) is WorkKind.STEP:
             answers = file_answers(file, facts, rewards)
     except ClaimLostError:
@@ -108,15 +111,26 @@ def judge(
     except Exception as error:  # whatever it is, it is not the worker's fault until shown
         get_logger().exception("could not judge a file", node=job.node[:12], sha256=job.sha256[:12])
         finding = Finding("inconclusive", None, f"{type(error).__name__}: {error}")
-    return verdict(job, file, finding, rewards, len(looked_at), watch, validator, compute, answers)
+    found = verdict(job, file, finding, rewards, len(looked_at), watch, validator, compute, answers)
+    return found.model_copy(update={"program_seconds": round(programs.spent, 3)})
+
+
+def time_of(job: ValidationJob, facts: Facts) -> ProgramTime:
+    """What the programs of a file may take: as the run says, or the rest of what its node may use."""
+    most = facts.validation.program_seconds
+    return ProgramTime(most if job.program_seconds is None else min(most, job.program_seconds))
 
 
 def scored(
-    file: File, facts: Facts, watch: Stopwatch, progress: Callable[[], None]
+    file: File,
+    facts: Facts,
+    watch: Stopwatch,
+    progress: Callable[[], None],
+    programs: ProgramTime | None = None,
 ) -> tuple[list[RowReward], Finding | None]:
     """The rewards that count, and what is wrong with those that were claimed."""
     with watch("reward"):
-        rewards = reward.score_rows(file, facts, progress)
+        rewards = reward.score_rows(file, facts, progress, programs)
         return rewards, reward.check(file, facts, rewards)
 
 

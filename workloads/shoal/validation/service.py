@@ -24,7 +24,7 @@ from shoal.validation import metrics
 from shoal.validation.claims import ClaimLostError, KeptClaim
 from shoal.validation.facts import Facts, Finding
 from shoal.validation.group import LeadingModels
-from shoal.validation.judge import PolicySource, judge, verdict
+from shoal.validation.judge import PolicySource, judge, time_of, verdict
 from shoal.validation.memory import weights_bytes
 from shoal.validation.models import Models, best_device
 from shoal.validation.policies import Policies
@@ -139,7 +139,9 @@ class ValidatorProcess:
 
     def _judge(self, job: ValidationJob, facts: Facts, policies: PolicySource) -> Verdict | None:
         """The verdict on a file; None where nobody waits for it any more."""
-        claim = KeptClaim(self._orchestrator, job, self._pod, self._config.validation.claim_seconds, self._liveness)
+        programs = time_of(job, facts)
+        seconds = self._config.validation.claim_seconds
+        claim = KeptClaim(self._orchestrator, job, self._pod, seconds, self._liveness, programs)
         path = self._scratch / f"{job.claim}.parquet"
         started = time.monotonic()
         with claim:
@@ -147,7 +149,7 @@ class ValidatorProcess:
                 problem = self._download(job, path)
                 if problem is not None:
                     return verdict(job, None, Finding("inconclusive", None, problem), [], 0, Stopwatch(), self._pod)
-                return judge(path, job, facts, policies, secrets.SystemRandom(), self._pod, claim.progress)
+                return judge(path, job, facts, policies, secrets.SystemRandom(), self._pod, claim.progress, programs)
             except ClaimLostError as lost:
                 get_logger().info("check given up", node=job.node[:12], step=job.step, reason=str(lost))
                 return None

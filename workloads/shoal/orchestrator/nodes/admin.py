@@ -15,6 +15,7 @@ from shoal.ledger.entries import NodeBanned, NodeUnbanned
 from shoal.ledger.view import Files
 from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.work import program_time
 from shoal.orchestrator.work.lease_returns import give_up_leases
 from shoal.orchestrator.work.leases import is_open
 from shoal.telemetry import get_logger
@@ -58,6 +59,7 @@ def view(state: RunState, record: NodeRecord, open_leases: int = 0) -> NodeView:
         files_rejected=files.rejected,
         leases_open=open_leases,
         leases_abandoned=record.abandoned_leases,
+        program_seconds=round(program_time.used(record, state.clock()), 1),
         uplink_mbps=record.uplink_mbps,
         gflops=record.gflops,
         metrics=record.metrics,

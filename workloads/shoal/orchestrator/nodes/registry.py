@@ -80,6 +80,13 @@ class NodeRecord(Contract):
         exclude_if=lambda unix: unix == 0.0,
         description="before this time it gets no lease: it dropped one",
     )
+    program_seconds: float = Field(
+        default=0.0,
+        ge=0.0,
+        exclude_if=lambda seconds: seconds == 0.0,
+        description="CPU seconds of its files' programs at that time, older ones counting less (`work.program_time`)",
+    )
+    program_seconds_unix: float = Field(default=0.0, exclude_if=lambda unix: unix == 0.0)
     restarts: int = Field(
         default=0, ge=0, description="milliseconds since 1970 of the newest restart that was asked for"
     )

@@ -20,6 +20,7 @@ from shoal.ledger.entries import Accepted, NodeEvicted, Rejected
 from shoal.orchestrator import key_changes
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.queue import Job, OpinionNote, backoff_seconds
+from shoal.orchestrator.work import program_time
 from shoal.orchestrator.work.lease_returns import give_up_leases
 from shoal.orchestrator.work.open_work import closed, known
 from shoal.orchestrator.work.records import SubmissionRecord
@@ -95,6 +96,7 @@ def decide(
 def receive(state: RunState, signed: Signed[Verdict]) -> None:
     """A validator's verdict, its signature already checked; raises `Refusal` when it is on no file of ours or does not fit it."""
     verdict = signed.document
+    program_time.charge(state, verdict.validator, verdict.node, verdict.sha256, verdict.program_seconds)
     with state.settle_lock:
         recorded = find_verdict(state, verdict.node, verdict.sha256)
         if recorded is not None:

@@ -19,7 +19,7 @@ from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.learning import fewest_groups, learning_of
 from shoal.orchestrator.verdicts.verdicts import expire, over
-from shoal.orchestrator.work import allocation, step_counter
+from shoal.orchestrator.work import allocation, program_time, step_counter
 from shoal.orchestrator.work.beacons import beacon_of, reveal
 from shoal.orchestrator.work.lease_returns import end, give_again
 from shoal.orchestrator.work.leases import given_up, is_open, lease_seconds
@@ -195,6 +195,7 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
         record = state.nodes.require_member(request.node)
         require_pool(state, record)  # else nobody could tell any more what drew the file's tokens
         require_no_wait(record, now)
+        program_time.require_left(record, state.config.validation.program_seconds, now)
         most = leases_allowed(record.room, most_leases(state, request.node))
         if dropped := given_up(mine, now, most):
             for old in dropped:
@@ -255,6 +256,7 @@ def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
         if job is None:
             return None
         record = job.record
+        program_time.begin(state, request.validator, record.node, record.sha256)
         if reason := over(state, record):
             expire(state, record, reason)
             continue
@@ -277,11 +279,13 @@ def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
             second_opinion=bool(job.opinions),
             sampler=sampler_of(state, record),
             policy_version=record.policy_version,
+            program_seconds=program_time.left_of_node(state, record.node),
         )
 
 
 def renew(state: RunState, renewal: ClaimRenewal) -> None:
     """Let a validator that is still at work keep its file; raises `Refusal` when its verdict would be for nothing."""
+    program_time.charge(state, renewal.validator, renewal.node, renewal.sha256, renewal.program_seconds)
     job = state.queue.get(renewal.node, renewal.sha256)
     reason = over(state, job.record) if job is not None else "it already has a verdict"
     until = state.clock() + state.config.validation.claim_seconds

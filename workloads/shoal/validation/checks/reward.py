@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from shoal.contracts.verdicts import RowReward
 from shoal.environments.base import runs_programs
-from shoal.environments.scored_once import ScoredOnce
+from shoal.environments.scored_once import ProgramTime, ScoredOnce
 from shoal.environments.tokens import completion_text
 from shoal.rewards.total import total_reward
 from shoal.telemetry import get_logger
@@ -18,7 +18,9 @@ TOLERANCE = 1e-4
 """Claims travel as float32; the smallest honest step of a penalty is alpha, by default 3e-4."""
 
 
-def score_rows(file: File, facts: Facts, progress: Callable[[], None] = lambda: None) -> list[RowReward]:
+def score_rows(
+    file: File, facts: Facts, progress: Callable[[], None] = lambda: None, programs: ProgramTime | None = None
+) -> list[RowReward]:
     """The rewards that count, one a row; all None where our own scoring failed, which is nobody's zero.
 
     A continuation is scored as the whole answer: with the tokens that it continues, as its length counts with them.
@@ -26,10 +28,10 @@ def score_rows(file: File, facts: Facts, progress: Callable[[], None] = lambda: 
 
     Rewards of programs are measured. Once every row has been scored, programs whose claim differs run again: what our own runs agree on counts, and a
     row on which they disagree is left out. So a false claim takes no time from other rows. All programs of a file share `validation.programSeconds`:
-    half an hour of CPU time by default, where 48 rows of 100 slow tests would come to 5 hours.
+    half an hour of CPU time by default, where 48 rows of 100 slow tests would come to 5 hours. `programs` counts it, and may have less left.
     """
     differing: list[str] = []
-    scored = ScoredOnce(facts.environment, facts.validation.program_seconds)
+    scored = ScoredOnce(facts.environment, programs or ProgramTime(facts.validation.program_seconds))
     prefixes = facts.prefixes(file.rows)
 
     def answer(number: int) -> list[int]:

@@ -1,0 +1,84 @@
+"""CPU time that the programs of one node's files take validators: what a node may use, and what is left of it.
+
+Comes in: CPU seconds of claims under way and of verdicts. Goes out: whether a node gets a lease, and how long programs of its next file may run.
+A node may use what eight files may use at most (`validation.programSeconds` each, four hours of CPU time by default). What it used fades: of an
+hour ago 37 % count. So a node has four hours at once, and four cores for as long as it likes. It gets no lease while less than a file's time is left.
+
+Honest nodes do not come near, whatever the policy writes. A lease of the paper's run lasts 27 minutes and a node holds two, so five files an hour
+come. If each used all of its time, 9,000 seconds would count of the 12,600 that stop leases. Ordinary programs take far less: 48 rows of 20 tests
+take 50 to 100 s. Files of seconds end at their quota of 1,200 an hour; 48 rows of 4 tests of 50 ms each come to 10 s a file.
+
+Each claim tells its own time so far, in renewals and in the verdict, so what was lost or repeated is counted once. A check that is given up loses at
+most the answer under way. Several validators that judge files of one node at a time may each spend what was left. The sum is in the node's record in
+Redis: it outlives a restart, and is forgiven when Redis is lost. Cost: two small requests to Redis a claim, none a row. Called by `handout`,
+`verdicts`, `metrics` and `nodes.admin`.
+"""
+
+import math
+
+from shoal.contracts.node_states import EXCLUDED
+from shoal.contracts.problems import ProblemCode, Refusal
+from shoal.orchestrator.nodes.registry import NodeRecord
+from shoal.orchestrator.run_state import RunState
+
+FILES = 8
+"""Files whose programs may use all their time, one after the other, before a node waits."""
+FADES_SECONDS = 3600.0
+"""What was used counts 1 / e after this time."""
+CLAIM_KEPT_SECONDS = 24 * 3600
+"""How long the time of a claim is remembered: longer than any check."""
+
+
+def used(record: NodeRecord, now_unix: float) -> float:
+    """CPU seconds of a node's programs that count now."""
+    age = max(0.0, now_unix - record.program_seconds_unix)
+    return record.program_seconds * math.exp(-age / FADES_SECONDS)
+
+
+def left(record: NodeRecord, file_seconds: float, now_unix: float) -> float:
+    """CPU seconds that are left to a node, where a file may use `file_seconds`."""
+    return max(0.0, FILES * file_seconds - used(record, now_unix))
+
+
+def require_left(record: NodeRecord, file_seconds: float, now_unix: float) -> None:
+    """Raises `Refusal` for a node to which less than a file's time is left."""
+    count, most = used(record, now_unix), (FILES - 1) * file_seconds
+    if count > most:
+        wait = math.ceil(FADES_SECONDS * math.log(count / most))
+        raise Refusal(
+            ProblemCode.PROGRAM_TIME_USED,
+            f"programs of this node's files took {count:.0f} s of CPU time of late; above {most:.0f} s a node gets no lease. Ask again in {wait} s",
+            retry_after_seconds=wait,
+        )
+
+
+def left_of_node(state: RunState, node: str) -> float | None:
+    """CPU seconds that are left to a node's programs where they are fewer than a file may use; None otherwise."""
+    record, file_seconds = state.nodes.get(node), state.config.validation.program_seconds
+    if record is None:
+        return None
+    seconds = left(record, file_seconds, state.clock())
+    return seconds if seconds < file_seconds else None
+
+
+def begin(state: RunState, validator: str, node: str, sha256: str) -> None:
+    """A validator begins with a file: it counts from 0, whatever it told of an earlier check."""
+    state.redis.delete(_of_claim(state, validator, node, sha256))
+
+
+def charge(state: RunState, validator: str, node: str, sha256: str, seconds: float) -> None:
+    """Count the programs of a file to its node's account. `seconds`: since the claim, so what it told before is counted already."""
+    if seconds <= 0:
+        return
+    key, now = _of_claim(state, validator, node, sha256), state.clock()
+    with state.standing_lock:
+        more = seconds - float(state.redis.get(key) or 0.0)
+        record = state.nodes.get(node)
+        if more <= 0 or record is None or record.state in EXCLUDED:
+            return
+        state.redis.set(key, repr(seconds), ex=CLAIM_KEPT_SECONDS)
+        state.nodes.change(record, program_seconds=used(record, now) + more, program_seconds_unix=now)
+
+
+def _of_claim(state: RunState, validator: str, node: str, sha256: str) -> str:
+    return f"{state.prefix}:program-seconds:{node}:{sha256}:{validator}"
