@@ -1,8 +1,9 @@
-"""`python -m benchmarks.trust.system [hoarding] [attacks]`: what keys and programs of strangers can do to a run and to a machine.
+"""`python -m benchmarks.trust.system [hoarding] [attacks] [flaky]`: what keys and programs of strangers can do to a run and to a machine.
 
 Writes its figures into `benchmarks/results/trust_system.json` and leaves the others there as they are. `hoarding` takes some ten minutes: runs of 30
 steps on the real orchestrator with a clock moved by hand, 4 honest nodes beside 24 hoarding keys of each kind. `attacks` takes two: every program of
 `tests/rewards/attacks.py` under each isolation of this machine, as this user and, where this user is root, as one without rights.
+`flaky` takes some minutes: 10,000 files of honest nodes whose programs answer differently each time (`flaky_programs`).
 """
 
 import argparse
@@ -23,6 +24,7 @@ NOBODY = 65533
 WALLS = (("bubblewrap", 0), ("landlock", 0), ("landlock", 3))
 """Kinds of isolation, and the version of Landlock's interface that is pretended; 0: the kernel's own."""
 ATTACK_SECONDS = 600
+FLAKY_FILES = 10_000
 
 
 def hoarding() -> dict[str, Any]:
@@ -96,12 +98,33 @@ def attacked(kind: str, version: int, user: int | None) -> dict[str, Any]:
     return found | {"user": os.geteuid() if user is None else user}
 
 
+def flaky() -> dict[str, Any]:
+    """How many honest nodes are evicted for programs that answer differently each time."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from benchmarks.trust import flaky_programs
+    from servers import Loopback, redis
+
+    outcomes = flaky_programs.measured()
+    loopback = Loopback()
+    with tempfile.TemporaryDirectory() as name:
+        server = redis(loopback.address(), Path(name))
+        server.start()
+        try:
+            return flaky_programs.judged(Path(name), server.url, outcomes, FLAKY_FILES)
+        finally:
+            server.stop()
+            loopback.close()
+
+
+PARTS = {"hoarding": hoarding, "attacks": attacks, "flaky": flaky}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trust.system", description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=["hoarding", "attacks", []], help="what to measure; both if absent")
-    wanted = parser.parse_args().parts or ["hoarding", "attacks"]
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure; all if absent")
+    wanted = parser.parse_args().parts or PARTS
     for part in wanted:
-        found = hoarding() if part == "hoarding" else attacks()
+        found = PARTS[part]()
         machine = {"cores": os.cpu_count(), "kernel": platform.release(), "machine": platform.machine()}
         merge(found | {f"{part}_machine": machine})
         for name, value in found.items():
