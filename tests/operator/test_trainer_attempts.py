@@ -232,6 +232,5 @@ def test_an_edit_without_new_work_does_not_save_a_finished_run(cluster: MemoryCl
     cluster.settle()
     cluster.time += timedelta(seconds=6000)
     put(cluster, ttlSecondsAfterFinished=500)
-    assert reconcile(cluster, "TrainingRun", "sums") == 1.0, "looked at once more at once"
     reconcile(cluster, "TrainingRun", "sums")
     assert "sums" in {each["metadata"]["name"] for each in cluster.objects.deleting()}

@@ -61,6 +61,7 @@ class ObservedRun:
         prepared: the prepare Job has succeeded at some time.
         references: objects that others made for the run.
         scales: replicas of the kinds that the run makes, by the object's name; what is not here is as its template says.
+        complete_at: policy version at which its orchestrator called the run complete; None before.
     """
 
     stage: Stage
@@ -68,6 +69,7 @@ class ObservedRun:
     prepared: bool = False
     references: References = field(default_factory=References)
     scales: Mapping[str, Scale] = field(default_factory=dict)
+    complete_at: int | None = None
 
 
 def training_run_children(
@@ -83,8 +85,13 @@ def training_run_children(
         roster=identity.roster,
         run_key=identity.run_key,
     )
+    configuration = child(
+        "ConfigMap", names.config(name), name, "config", {"data": {"run.json": config.to_json().decode()}}
+    )
+    if observed.complete_at is not None:
+        configuration["metadata"]["annotations"] = {names.COMPLETE_ANNOTATION: str(observed.complete_at)}
     made = [
-        child("ConfigMap", names.config(name), name, "config", {"data": {"run.json": config.to_json().decode()}}),
+        configuration,
         child("ConfigMap", names.join(name), name, "config", {"data": {"node.json": join.to_json().decode()}}),
         *store_claim(name, spec.storage),
         *_trainer_claims(run),

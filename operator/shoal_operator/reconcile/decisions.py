@@ -102,17 +102,18 @@ def decide_trainer(
         wanted: the run is prepared, not suspended, and its time is not up.
         complete: nothing is left to train.
         jobs: live trainer Jobs by attempt, those being deleted too.
-        remembered: from the status.
+        remembered: from the status, which anyone may have edited: no more of it is taken than the Jobs and the versions allow.
         latest_version: newest announced policy version.
         template_hashes: hash of the Job that we would build, for each attempt in `jobs`.
         limit: attempts in a row that may fail without a new version.
         now: the time, for the pause between attempts.
         waits: the run waits for something before its children are made.
     """
+    remembered = _bounded(remembered, jobs, latest_version)
     live = {number: job for number, job in jobs.items() if not job["metadata"].get("deletionTimestamp")}
     if not wanted:
         return TrainerDecision(None, remembered, tuple(job["metadata"]["name"] for job in live.values()))
-    newest = max([remembered.number, *jobs])
+    newest = max(jobs, default=remembered.number)
     if complete:
         # The last attempt ends by itself, after its last version has been announced.
         return TrainerDecision(None, remembered)
@@ -135,6 +136,17 @@ def decide_trainer(
     if job_state(current) == "failed":
         return _after_failure(current, attempt, older, latest_version, limit, now)
     return TrainerDecision(newest, attempt, older)
+
+
+def _bounded(remembered: TrainerAttempt, jobs: Mapping[int, Object], latest_version: int) -> TrainerAttempt:
+    """What may be true of what is remembered: no attempt after the last Job, no version after the last, no more failures than attempts."""
+    number = min(remembered.number, max(jobs, default=remembered.number))
+    return TrainerAttempt(
+        number,
+        min(remembered.started_at_version, latest_version),
+        min(remembered.failures, number),
+        min(remembered.last_failed, number),
+    )
 
 
 def _next_attempt(number: int, remembered: TrainerAttempt, latest_version: int, limit: int) -> TrainerAttempt:
@@ -174,15 +186,31 @@ def failed_at(job: Object) -> datetime | None:
 def parse_time(text: str | None) -> datetime | None:
     """An RFC 3339 time as Kubernetes writes it, or None."""
     try:
-        return datetime.fromisoformat(text) if text else None
+        found = datetime.fromisoformat(text) if text else None
     except ValueError:
         return None
+    return found if found is not None and found.tzinfo is not None else None
 
 
 def time_is_up(start_time: str | None, deadline_seconds: int | None, now: datetime) -> bool:
     """Whether a run has exceeded its active deadline."""
     started = parse_time(start_time)
     return deadline_seconds is not None and started is not None and now >= started + timedelta(seconds=deadline_seconds)
+
+
+def bounded_time(text: str | None, earliest: str | None, now: datetime) -> str | None:
+    """A remembered time, moved to between `earliest`, where that is known, and now; None for none, and for what is no time."""
+    found, first = parse_time(text), parse_time(earliest)
+    if found is None:
+        return None
+    if found > now:
+        return rfc3339(now)
+    return earliest if first is not None and found < first else text
+
+
+def rfc3339(time: datetime) -> str:
+    """A time as Kubernetes writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def seconds_to_live(completion_time: str | None, ttl_seconds: int | None, now: datetime) -> float | None:

@@ -3,6 +3,7 @@
 Everything that the reconciler decides on is in `Observed`; only `workloads` is read again after children were applied.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal.contracts.protocol import RunProgress
@@ -17,6 +18,7 @@ from shoal_operator.engine.cluster import Cluster, Object
 from shoal_operator.engine.conditions import is_true
 from shoal_operator.reconcile.common import owned_by, parse, replica_counts
 from shoal_operator.reconcile.components import SEVERAL, ComponentPart, part_state
+from shoal_operator.reconcile.decisions import is_complete
 from shoal_operator.reconcile.other_runs import waits_for_others
 from shoal_operator.reconcile.pod_problems import worst_problem
 
@@ -26,13 +28,19 @@ WITH_PODS = ("Redis", "Discovery", "Orchestrator", "Lighthouse", "Trainer", "Isl
 
 @dataclass(frozen=True)
 class Observed:
-    """The observed state of one run. `waits_for` names what must exist before its children are made."""
+    """The observed state of one run.
+
+    Attributes:
+        latest_version: newest announced policy version; while the orchestrator is silent what was shown last, which decides nothing for good.
+        complete_at: policy version at which the orchestrator called the run complete, now or earlier; None if it never did.
+        waits_for: what must exist before its children are made.
+    """
 
     prepare: Object | None
     trainer_jobs: dict[int, Object]
     progress: RunProgress | None
     latest_version: int
-    said_complete: bool
+    complete_at: int | None
     prepared: bool
     references: References
     waits_for: str
@@ -44,31 +52,60 @@ def observe(cluster: Cluster, live: Object, run: TrainingRun, orchestrator_url: 
     prepare = cluster.get("Job", names.prepare(name))
     if prepare is not None and not owned_by(prepare, live):
         prepare = None  # of an earlier run of this name: what it made is not this run's
-    prepared = job_state(prepare) == "succeeded" or is_true(live, "Prepared")
+    orchestrator = cluster.get("Deployment", names.orchestrator(name))
+    # A Job of prepare may be gone. What is made only after it then says whether the status is right.
+    remembered = is_true(live, "Prepared") and orchestrator is not None and owned_by(orchestrator, live)
+    prepared = job_state(prepare) == "succeeded" or remembered
     # Only an orchestrator that is ready is asked: one that is not would cost a time-out at each reconcile.
-    ready = replica_counts(cluster.get("Deployment", names.orchestrator(name)))[2] > 0
-    progress = cluster.run_progress(orchestrator_url) if ready else None
+    progress = cluster.run_progress(orchestrator_url) if replica_counts(orchestrator)[2] > 0 else None
     if progress is not None and progress.run != name:
         progress = None  # someone else's: an address that is no longer ours
-    announced = progress.latest_version if progress is not None else None
     references, missing = _references(cluster, run)
+    trainer_jobs = {
+        int(job["metadata"]["labels"][names.ATTEMPT_LABEL]): job
+        for job in cluster.list("Job", names.selector(name, "trainer"))
+        if owned_by(job, live)
+    }
+    latest_version, complete_at = _how_far(cluster, live, run, progress, trainer_jobs)
     return Observed(
         prepare=prepare,
-        trainer_jobs={
-            int(job["metadata"]["labels"][names.ATTEMPT_LABEL]): job
-            for job in cluster.list("Job", names.selector(name, "trainer"))
-            if owned_by(job, live)
-        },
+        trainer_jobs=trainer_jobs,
         progress=progress,
-        # Versions only grow, so what the status says still holds while the orchestrator is away.
-        latest_version=max(announced or 0, live.get("status", {}).get("policyVersion") or 0),
-        # What is complete stays so while the orchestrator is away.
-        said_complete=is_true(live, "Complete") or (progress is not None and progress.complete),
+        latest_version=latest_version,
+        complete_at=complete_at,
         prepared=prepared,
         references=references,
         # Later the pods that mount the credentials say what they lack; a request at each reconcile would be too many.
         waits_for=missing or ("" if prepared else _missing_credentials(cluster, run) or waits_for_others(cluster, run)),
     )
+
+
+def _how_far(
+    cluster: Cluster, live: Object, run: TrainingRun, progress: RunProgress | None, trainer_jobs: Mapping[int, Object]
+) -> tuple[int, int | None]:
+    """Newest policy version, and the one at which the run was called complete. The orchestrator is right whenever it says one.
+
+    While it is silent the record of it in the run's configuration holds. The status alone makes no run complete; a trainer that ended well bears it
+    out, as in a run that an earlier release completed without that record. No request.
+    """
+    recovers = run.spec.steps is not None and progress is not None and progress.latest_version is None
+    if progress is not None and not recovers:
+        version = progress.latest_version or 0
+        scored = run.spec.evaluation is not None
+        return version, version if is_complete(run.spec.steps, version, said=progress.complete, scored=scored) else None
+    config = cluster.get("ConfigMap", names.config(run.metadata.name))
+    said = ""
+    if config is not None and owned_by(config, live):
+        said = config["metadata"].get("annotations", {}).get(names.COMPLETE_ANNOTATION, "")
+    shown: int = live.get("status", {}).get("policyVersion") or 0
+    if said.isdecimal():
+        version = int(said)
+    elif is_true(live, "Complete") and any(job_state(job) == "succeeded" for job in trainer_jobs.values()):
+        version = shown
+    else:
+        return shown, None
+    # A later edit may have asked for more steps.
+    return version, version if is_complete(run.spec.steps, version, said=True) else None
 
 
 def _references(cluster: Cluster, run: TrainingRun) -> tuple[References, str]:

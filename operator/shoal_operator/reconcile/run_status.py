@@ -139,9 +139,9 @@ def _scores(evaluations: Iterable[EvaluationProgress]) -> list[dict[str, Any]]:
 
 
 def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of the status. While the orchestrator does not answer, the previous ones stand."""
-    status = {key: before.get(key) for key in FIGURES}
+    """Figures of the status. While the orchestrator does not answer, the previous ones stand; what it does not say when it answers, goes."""
     progress = findings.progress
+    status = {key: before.get(key) if progress is None else None for key in FIGURES}
     if progress is not None:
         nodes = progress.nodes
         status |= {

@@ -1,11 +1,10 @@
 """Reconciles a TrainingRun: keys, configuration, prepare, control plane, trainer attempts, our three other kinds, and the run's status.
 
 Observe (`observe.py`), decide (`decisions.py`, `children/scale.py`), children (`children/`), apply, status (`run_status.py`). Nothing is remembered
-between calls but the status.
+between calls but the status, of which only times and the trainer's attempts are read, and the record in `observe.py` of what is complete.
 """
 
 from dataclasses import replace
-from datetime import datetime
 
 from shoal.contracts.run import Addresses
 from shoal_operator.api import TrainingRun
@@ -28,10 +27,11 @@ from shoal_operator.reconcile.components import part_states
 from shoal_operator.reconcile.decisions import (
     TrainerAttempt,
     TrainerDecision,
+    bounded_time,
     decide_stage,
     decide_trainer,
     failure_text,
-    is_complete,
+    rfc3339,
     seconds_to_live,
     time_is_up,
 )
@@ -60,21 +60,15 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         return None
     run, now = parse(TrainingRun, live), cluster.now()
     before = live.get("status", {})
-    left = seconds_to_live(before.get("completionTime"), run.spec.ttl_seconds_after_finished, now)
-    # An edit that nobody has looked at yet may have given the run more to do: more steps, a later end, a longer life.
-    seen_spec = before.get("observedGeneration") == live["metadata"].get("generation", 1)
-    if left is not None and left <= 0 and seen_spec and not run.spec.suspend:
-        cluster.delete("TrainingRun", name)
-        return None
     identity = ensure_identity(cluster, live, island_count(run), run.spec.keys)
     seen = observe(cluster, live, run, cluster.addresses(name, 0).orchestrator)
     ensure_tickets(cluster, live, _pools(run, seen), identity)
     if run.spec.ui is not None:
         ensure_ui_token(cluster, live)
-    start_time = None if run.spec.suspend else before.get("startTime") or _rfc3339(now)
+    born = live["metadata"].get("creationTimestamp")
+    start_time = None if run.spec.suspend else bounded_time(before.get("startTime"), born, now) or rfc3339(now)
     late = time_is_up(start_time, run.spec.active_deadline_seconds, now)
-    scored = run.spec.evaluation is not None
-    complete = is_complete(run.spec.steps, seen.latest_version, said=seen.said_complete, scored=scored)
+    complete = seen.complete_at is not None
     sampled = sample_first(cluster, live, run, seen.references, prepared=seen.prepared, rest=run.spec.suspend or late)
     own_key = identity.islands.get(names.island_names(1)[0]) if group_of(run) is not None else None
     ungrouped = group_problem(run, own_key)
@@ -98,6 +92,17 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     if stage == "suspended" and job_state(seen.prepare) == "running":
         cluster.delete("Job", names.prepare(name))
 
+    finished = stage in ("complete", "failed")
+    began = max(
+        filter(None, [born, *(job["metadata"].get("creationTimestamp") for job in seen.trainer_jobs.values())]),
+        default=None,
+    )
+    completion_time = (bounded_time(before.get("completionTime"), began, now) or rfc3339(now)) if finished else None
+    left = seconds_to_live(completion_time, run.spec.ttl_seconds_after_finished, now)
+    if left is not None and left <= 0 and before.get("completionTime"):
+        cluster.delete("TrainingRun", name)
+        return None
+
     scales = _scales(cluster, run, stage)
     observed = ObservedRun(
         stage=stage,
@@ -105,6 +110,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         prepared=seen.prepared,
         references=seen.references,
         scales=scales,
+        complete_at=seen.complete_at,
     )
     refused, failed, children = "", None, list[Object]()
     wanted = lighthouse_way_in(run) if ungrouped else []
@@ -131,7 +137,6 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     if children:
         prune(cluster, live, name, PRUNED, [*children, *told])
 
-    finished = stage in ("complete", "failed")
     findings = Findings(
         stage=stage,
         mode=run.spec.mode,
@@ -149,7 +154,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         roster=identity.roster,
         attempt=trainer.remember,
         start_time=start_time,
-        completion_time=(before.get("completionTime") or _rfc3339(now)) if finished else None,
+        completion_time=completion_time,
         endpoint=_endpoint(cluster, run),
         island_key=own_key,
         lighthouse=_lighthouse(cluster, run),
@@ -159,13 +164,8 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     )
     write_status(cluster, live, run_status(findings, before), run_conditions(findings))
     if finished:
-        left = seconds_to_live(findings.completion_time, run.spec.ttl_seconds_after_finished, now)
         return left if left is None else max(left, SOON_SECONDS)
     return None if stage == "suspended" else POLL_SECONDS
-
-
-def _rfc3339(now: datetime) -> str:
-    return now.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _failure(
