@@ -13,6 +13,7 @@ from shoal_operator.reconcile.decisions import (
     TrainerAttempt,
     TrainerDecision,
     decide_trainer,
+    failure_text,
     pause_seconds,
     time_is_up,
 )
@@ -46,7 +47,7 @@ def decide(
 
 def test_an_attempt_without_a_version_is_followed_by_another_after_a_pause() -> None:
     early = decide({1: failed(1, seconds_ago=9)}, TrainerAttempt(1))
-    assert (early.delete, early.failure) == ((), "")
+    assert (early.delete, early.failed) == ((), None)
     assert early.remember == TrainerAttempt(1, 0, failures=1, last_failed=1)
     later = decide({1: failed(1, seconds_ago=11)}, early.remember)
     assert later.delete == ("sums-trainer-1",)
@@ -60,7 +61,8 @@ def test_the_pause_doubles_up_to_five_minutes() -> None:
 
 def test_a_run_fails_after_the_limit_of_failures_in_a_row() -> None:
     last = decide({3: failed(3, seconds_ago=999)}, TrainerAttempt(3, 0, failures=2, last_failed=2))
-    assert last.failure == "Job sums-trainer-3: rank 3 died; read its log, and delete the Job to try again"
+    assert last.failed is not None
+    assert failure_text(last.failed) == "Job sums-trainer-3: rank 3 died; read its log, and delete the Job to try again"
     assert last.delete == ()
 
 

@@ -12,6 +12,7 @@ from shoal_operator.api.exposure import Exposure
 from shoal_operator.api.inference_pool import InferencePoolTemplate
 from shoal_operator.api.islands import IslandsSpec, IslandsStatus
 from shoal_operator.api.keys import KeysSpec, KeyStatus
+from shoal_operator.api.last_words import MOST_CAUSES, LastWords
 from shoal_operator.api.pods import Gpus, Images, LabelValue, ObjectRef, PodTemplate, PodWithVariables, PrepareTemplate
 from shoal_operator.api.relay_server import RelayServerTemplate
 from shoal_operator.api.runner import RunnerTemplate
@@ -295,6 +296,9 @@ class TrainingRunStatus(SpecModel):
     islands: IslandsStatus | None = Field(None, description="Exchanges with other islands, if the run has any.")
     proofs: ProofStatus | None = Field(None, description="Thresholds of proofs in force and their error rates.")
     keys: Keys = Field(default_factory=list, description="Keys that hold now: the run's and those of its roles.")
+    last_failures: list[LastWords] = Field(
+        [], max_length=MOST_CAUSES, description="How containers ended that failed, newest first, one for each cause."
+    )
     components: Components = Field(default_factory=list, description="Ready and desired pods by part.")
     conditions: Conditions = Field(default_factory=list, description="Conditions, one of each type.")
 

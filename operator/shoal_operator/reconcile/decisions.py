@@ -43,12 +43,12 @@ class TrainerAttempt:
 
 @dataclass(frozen=True)
 class TrainerDecision:
-    """Which attempt to build (None: none), what to remember, which Jobs to delete, and why the run has failed, if it has."""
+    """Which attempt to build (None: none), what to remember, which Jobs to delete, and the Job with which the run has failed, if it has."""
 
     build: int | None
     remember: TrainerAttempt
     delete: tuple[str, ...] = ()
-    failure: str = ""
+    failed: Object | None = None
 
 
 def is_complete(steps: int | None, latest_version: int, *, said: bool, scored: bool = False) -> bool:
@@ -70,7 +70,7 @@ def decide_stage(
     prepare: Object | None,
     prepared: bool,
     filter_failure: str = "",
-    trainer_failure: str,
+    trainer_failed: bool,
 ) -> Stage:
     """The one stage that a run is in; the first that applies."""
     if suspend:
@@ -81,7 +81,7 @@ def decide_stage(
         return "failed"
     if not prepared:
         return "failed" if filter_failure or job_state(prepare) == "failed" else "preparing"
-    return "failed" if trainer_failure else "running"
+    return "failed" if trainer_failed else "running"
 
 
 def decide_trainer(
@@ -165,7 +165,7 @@ def _after_failure(
     if attempt.last_failed != attempt.number:
         attempt = replace(attempt, failures=attempt.failures + 1, last_failed=attempt.number)
     if attempt.failures >= limit:
-        return TrainerDecision(None, attempt, older, failure_text(job))
+        return TrainerDecision(None, attempt, older, failed=job)
     ended = failed_at(job)
     if ended is not None and now < ended + timedelta(seconds=pause_seconds(attempt.failures)):
         return TrainerDecision(None, attempt, older)
@@ -221,8 +221,11 @@ def seconds_to_live(completion_time: str | None, ttl_seconds: int | None, now: d
     return (ended + timedelta(seconds=ttl_seconds) - now).total_seconds()
 
 
-def failure_text(job: Object, pod_problem: str = "") -> str:
-    """Why the run failed, and what to do. `pod_problem`: what the Job's pods said last, which says more than the Job."""
+def failure_text(job: Object, pod_problem: str = "", last_words: str = "") -> str:
+    """Why the run failed, and what to do.
+
+    `pod_problem`: what the Job's pods say, which says more than the Job; `last_words`: what they said before they were gone.
+    """
     name = job["metadata"]["name"]
-    message = pod_problem or job_message(job) or "it failed as often as it may"
+    message = pod_problem or "; ".join(filter(None, [job_message(job) or "it failed as often as it may", last_words]))
     return f"Job {name}: {message}; read its log, and delete the Job to try again"

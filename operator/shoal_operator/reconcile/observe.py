@@ -3,11 +3,12 @@
 Everything that the reconciler decides on is in `Observed`; only `workloads` is read again after children were applied.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shoal.contracts.protocol import RunProgress
 from shoal_operator.api import InferencePool, RelayServer, TrainingRun, Validator
+from shoal_operator.api.last_words import LastWords
 from shoal_operator.children import References, names
 from shoal_operator.children.islands import island_count, serves_lighthouse
 from shoal_operator.children.own_kinds import template_replicas
@@ -19,6 +20,7 @@ from shoal_operator.engine.conditions import is_true
 from shoal_operator.reconcile.common import owned_by, parse, replica_counts
 from shoal_operator.reconcile.components import SEVERAL, ComponentPart, part_state
 from shoal_operator.reconcile.decisions import is_complete
+from shoal_operator.reconcile.last_words import failed_containers, merged
 from shoal_operator.reconcile.other_runs import waits_for_others
 from shoal_operator.reconcile.pod_problems import worst_problem
 
@@ -188,6 +190,16 @@ def workloads(cluster: Cluster, run: TrainingRun, attempt: int) -> tuple[Compone
         _with_problem(cluster, name, ComponentPart(component, child, cluster.get(kind, child)))
         for component, kind, child in listed
     )
+
+
+def last_failures(
+    cluster: Cluster, live: Object, parts: Iterable[ComponentPart], *, prepared: bool
+) -> tuple[LastWords, ...]:
+    """How containers of the run ended that failed, now and before. The run's pods are read from the cache, only while a part is not ready."""
+    pods: list[Object] = []
+    if not prepared or not all(part_state(part).ready for part in parts):
+        pods = cluster.list("Pod", {names.RUN_LABEL: live["metadata"]["name"]})
+    return tuple(merged(live.get("status", {}).get("lastFailures"), failed_containers(pods)))
 
 
 def _with_problem(cluster: Cluster, run: str, part: ComponentPart) -> ComponentPart:

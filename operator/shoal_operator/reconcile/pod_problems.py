@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shoal_operator.engine.cluster import Object
+from shoal_operator.reconcile.last_words import without_secrets
 
 IMAGE_REASONS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 CONFIG_REASONS = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
@@ -112,5 +113,5 @@ def _last_words(text: str) -> str:
 
 def _short(text: str) -> str:
     """The end of a text in one line: a log ends with what went wrong."""
-    line = " ".join(text.split())
+    line = " ".join(without_secrets(text).split())
     return line if len(line) <= MAX_TEXT else "..." + line[-MAX_TEXT:]

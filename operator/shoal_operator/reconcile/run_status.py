@@ -14,6 +14,7 @@ from shoal.contracts.roster import HOLDERS, KeyHolder, Roster
 from shoal.contracts.signed import Signed
 from shoal.planner.findings import Misfit
 from shoal_operator.api.keys import FINGERPRINT_DIGITS
+from shoal_operator.api.last_words import LastWords
 from shoal_operator.api.training_run import AnswerShown, AnswersStatus
 from shoal_operator.children.training_run import Stage
 from shoal_operator.engine.apply import job_state
@@ -97,6 +98,7 @@ class Findings:
     lighthouse: str | None = None
     has_islands: bool = False
     group_problem: str = ""
+    last_failures: tuple[LastWords, ...] = ()
     misfits: tuple[Misfit, ...] | None = None
     """What cannot work; None while the model's size is not known."""
 
@@ -201,6 +203,10 @@ def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
             "failures": attempt.failures,
             "lastFailed": attempt.last_failed,
         },
+        "lastFailures": [
+            each.model_dump(mode="json", by_alias=True, exclude_defaults=True) for each in findings.last_failures
+        ]
+        or None,
         "components": component_counts(findings.parts),
     }
 

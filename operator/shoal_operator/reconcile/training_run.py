@@ -4,10 +4,12 @@ Observe (`observe.py`), decide (`decisions.py`, `children/scale.py`), children (
 between calls but the status, of which only times and the trainer's attempts are read, and the record in `observe.py` of what is complete.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shoal.contracts.run import Addresses
 from shoal_operator.api import TrainingRun
+from shoal_operator.api.last_words import LastWords
 from shoal_operator.children import ObservedRun, RunIdentity, names, training_run_children
 from shoal_operator.children.exposure import address_of
 from shoal_operator.children.islands import group_of, group_problem, island_count, lighthouse_way_in, serves_lighthouse
@@ -36,7 +38,8 @@ from shoal_operator.reconcile.decisions import (
     time_is_up,
 )
 from shoal_operator.reconcile.keys import ensure_identity, ensure_tickets, ensure_ui_token
-from shoal_operator.reconcile.observe import Observed, observe, pods_problem, workloads
+from shoal_operator.reconcile.last_words import said_by
+from shoal_operator.reconcile.observe import Observed, last_failures, observe, pods_problem, workloads
 from shoal_operator.reconcile.offline_filter import FilterState, sample_first
 from shoal_operator.reconcile.run_status import Failure, Findings, run_conditions, run_status
 
@@ -82,7 +85,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         prepare=seen.prepare,
         prepared=seen.prepared,
         filter_failure=sampled.failure,
-        trainer_failure=trainer.failure,
+        trainer_failed=trainer.failed is not None,
     )
     if ungrouped and stage == "running":
         # Nothing new is made of such a list. What trains continues with the one before, until the list is right.
@@ -126,6 +129,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     if children and (claims := tracker_claims(run)):
         refused = refused or grow_claims(cluster, names.tracker(name), name, claims)
     parts = workloads(cluster, run, trainer.remember.number)
+    failures = last_failures(cluster, live, parts, prepared=seen.prepared)
     problem = None if seen.prepared else pods_problem(cluster, name, "prepare")
     # Also while something is waited for, or was refused: it is what whoever looks at the page wants to know.
     told = [parts_map(name, part_states(parts))] if run.spec.ui is not None and seen.prepared else []
@@ -147,7 +151,8 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         parts=parts,
         progress=seen.progress,
         latest_version=seen.latest_version if seen.prepared else None,
-        failure=_failure(run, stage, trainer, seen, sampled, problem[1] if problem else "", late=late),
+        failure=_failure(run, stage, trainer, seen, sampled, problem[1] if problem else "", failures, late=late),
+        last_failures=failures,
         waits_for=waits_for,
         not_grown=refused,
         run_key=identity.run_key,
@@ -175,6 +180,7 @@ def _failure(
     seen: Observed,
     sampled: FilterState,
     said_last: str,
+    kept: Sequence[LastWords],
     *,
     late: bool,
 ) -> Failure:
@@ -189,8 +195,11 @@ def _failure(
         )
     if sampled.failure:
         return Failure("FilterFailed", sampled.failure)
-    message = trainer.failure or (failure_text(seen.prepare, said_last) if seen.prepare is not None else "")
-    return Failure("JobFailed", message)
+    job = trainer.failed or seen.prepare
+    if job is None:
+        return Failure("JobFailed")
+    words = said_by(job["metadata"]["name"], kept)
+    return Failure("JobFailed", failure_text(job, "" if trainer.failed else said_last, words))
 
 
 def _pools(run: TrainingRun, seen: Observed) -> dict[str, str]:
