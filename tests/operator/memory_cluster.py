@@ -33,6 +33,8 @@ class MemoryCluster:
         self.writes: list[str] = []
         self.refuses: dict[str, ClusterError] = {}
         """What is said to applies of objects, by `<kind>/<name>`."""
+        self.refuses_pods: dict[str, str] = {}
+        """What the controller of a workload is told when it makes pods, by the workload's name."""
         self.status_writes = 0
         self.time = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -41,6 +43,9 @@ class MemoryCluster:
 
     def read_foreign(self, kind: str, name: str) -> Object | None:
         return self.objects.get(kind, name)
+
+    def pods_refused(self, workload: Object) -> str:
+        return self.refuses_pods.get(workload["metadata"]["name"], "")
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         if kind == "Pod":

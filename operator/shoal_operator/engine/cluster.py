@@ -58,6 +58,12 @@ class Cluster(Protocol):
         It costs a request, while `get` answers from the cache. No event reports its changes: reconcile must ask again later.
         """
 
+    def pods_refused(self, workload: Object) -> str:
+        """What was said last to the controller of a StatefulSet, Deployment or Job whose pods could not be made; empty: nothing is known.
+
+        It may cost a request. Ask only for a workload that lacks pods.
+        """
+
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         """Live objects of a kind that carry all these labels, by name; kind `Pod` too, which nobody applies."""
 

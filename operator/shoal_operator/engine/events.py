@@ -25,6 +25,8 @@ REPORTED = ("Ready", "Prepared", "Suspended", "Paused", "Stable", "Exchanging", 
 BAD_WHEN: Mapping[str, str] = {
     "Ready": "False", "Stable": "False", "Exchanging": "False", "Failed": "True", "Paused": "True",
 }  # fmt: skip
+STARTING = ("ComponentsNotReady", "PodsNotReady", "NotObserved", "Absent")
+"""Reasons of what only needs time: they are no news while an object is not ready, and no warning of a new one."""
 SERIES_SECONDS = 1800.0
 MAX_WAITING = 256
 NOTE_LENGTH = 1000  # the API server takes 1,024 bytes; conditions are ASCII except for names that people chose
@@ -41,16 +43,22 @@ class Notice(NamedTuple):
 
 
 def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Notice]:
-    """Transitions to report when a status replaces another. Conditions that a new object does not meet yet are not reported."""
+    """Transitions to report when a status replaces another.
+
+    Of a new object what is bad is reported, and not what it does not meet yet. An object that is not ready for another cause than before is news.
+    """
     old = {found["type"]: found["status"] for found in before.get("conditions", ())}
+    causes = {found["type"]: found["reason"] for found in before.get("conditions", ())}
     told = []
     for found in after.get("conditions", ()):
         kind, status = found["type"], found["status"]
-        if kind not in REPORTED or old.get(kind) == status or status == "Unknown":
-            continue
-        if kind not in old and (status == "False" or kind == "Stable"):
-            continue
         bad = BAD_WHEN.get(kind) == status
+        caused = kind == "Ready" and bad and found["reason"] not in (causes.get(kind), *STARTING)
+        if kind not in REPORTED or status == "Unknown" or (old.get(kind) == status and not caused):
+            continue
+        if kind not in old and not bad and (status == "False" or kind == "Stable"):
+            continue
+        bad = bad and (kind in old or found["reason"] not in STARTING)
         text = f"{kind} is {status}: {found['reason']}" + (f": {found['message']}" if found.get("message") else "")
         # Reasons of Events are one word, and the condition's own reason may be as vague as NoFailure.
         told.append(

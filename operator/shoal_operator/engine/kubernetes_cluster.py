@@ -5,7 +5,7 @@ seen when the watch tells of them.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -18,7 +18,7 @@ from shoal_operator.engine.apply import CREATION_ONLY, value_at, with_value
 from shoal_operator.engine.cache import Cache
 from shoal_operator.engine.cluster import ClusterError, Object
 from shoal_operator.engine.events import EventRecorder
-from shoal_operator.engine.kinds import CACHED, SCALED_KINDS, Key, Resource
+from shoal_operator.engine.kinds import CACHED, EVENT, SCALED_KINDS, Key, Resource
 from shoal_operator.engine.progress import RunProgressReader
 
 FIELD_MANAGER = "shoal-operator"
@@ -31,6 +31,16 @@ FOREIGN_SECONDS = 10.0
 
 MAX_FOREIGN = 1000
 """Foreign objects that are remembered at once; beyond it all are asked for again."""
+
+
+REFUSED_SECONDS = 20.0
+"""How soon the Events of one workload are asked for again. Only those that lack pods are: a hundred such runs cost some ten requests a second."""
+
+MAX_EVENTS = 100
+"""Events that are read of one workload; its controller repeats itself in series."""
+
+REFUSED = "FailedCreate"
+"""Reason of the Events of controllers whose pods, or whose pods' claims, were not admitted."""
 
 
 @dataclass
@@ -50,6 +60,8 @@ class Parts:
     progress: RunProgressReader
     events: EventRecorder
     foreign: Foreign = field(default_factory=Foreign)
+    refused: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """What controllers were told when they made pods, with the time of reading, by the workload's uid."""
 
 
 class KubernetesCluster:
@@ -82,6 +94,27 @@ class KubernetesCluster:
             foreign.found.clear()
         foreign.found[key] = (now, fresh)
         return fresh
+
+    def pods_refused(self, workload: Object) -> str:
+        refused, now, uid = self._parts.refused, self._parts.foreign.clock(), workload["metadata"]["uid"]
+        read_at, said = refused.get(uid, (float("-inf"), ""))
+        if now - read_at < REFUSED_SECONDS:
+            return said
+        query = {
+            "fieldSelector": f"regarding.name={workload['metadata']['name']},reason={REFUSED}",
+            "limit": MAX_EVENTS,
+        }
+        try:
+            events = self._api.call("list", EVENT, self.namespace, query=query).get("items", [])
+        except ApiError as error:
+            if error.passing:
+                raise
+            events = []  # permissions of an earlier release
+        said = refusal(events, uid)
+        if len(refused) > MAX_FOREIGN:
+            refused.clear()
+        refused[uid] = (now, said)
+        return said
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         _known(kind)
@@ -194,6 +227,17 @@ def keeping(wanted: Object, live: Object | None) -> Object:
         if live is not None and value_at(wanted, path) is None and (value := value_at(live, path)) is not None:
             wanted = with_value(wanted, path, value)
     return wanted
+
+
+def refusal(events: Sequence[Object], uid: str) -> str:
+    """The note of the newest Event about the object of this uid; empty for none. Controllers still write the fields of the older API."""
+
+    def newest(event: Object) -> str:
+        seen = (event.get("series") or {}).get("lastObservedTime") or event.get("deprecatedLastTimestamp")
+        return str(seen or event.get("eventTime") or event["metadata"].get("creationTimestamp") or "")
+
+    about = [each for each in events if each.get("regarding", {}).get("uid") == uid]
+    return str(max(about, key=newest).get("note", "")) if about else ""
 
 
 def owns_replicas(live: Object, manager: str) -> bool:

@@ -55,7 +55,7 @@ WATCHED: tuple[Permission, ...] = (
         for kind, child in CHILDREN.items()
     ),
     _row(POD, ("list", "watch"), "why a workload is not ready"),
-    _row(EVENT, ("create", "patch"), "transitions of conditions, counted in series"),
+    _row(EVENT, ("list", "create", "patch"), "why pods were refused; transitions of conditions, counted in series"),
 )
 """In each namespace that is served, or in all of them. A create by server-side apply needs `create` and `patch`."""
 

@@ -70,6 +70,9 @@ class LocalCluster:
     def read_foreign(self, kind: str, name: str) -> Object | None:
         return self.objects.get(kind, name)
 
+    def pods_refused(self, workload: Object) -> str:
+        return ""
+
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         if kind == "Pod":
             return [

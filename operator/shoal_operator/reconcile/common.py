@@ -202,7 +202,10 @@ def _given(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tell_failure(cluster: Cluster, kind: str, name: str, error: ClusterError) -> None:
-    """Say in an object's Ready condition why its reconcile failed, when that will last; all else of the status stands."""
+    """Say in an object's Ready condition why its reconcile failed, when that will last; all else of the status stands.
+
+    A run that never got further has the phase Blocked.
+    """
     live = cluster.get(kind, name)
     if error.passing or live is None or live["metadata"].get("deletionTimestamp"):
         return
@@ -210,7 +213,9 @@ def tell_failure(cluster: Cluster, kind: str, name: str, error: ClusterError) ->
     (ready,) = merge([condition("Ready", False, "ReconcileFailed", text)], live, cluster.now())
     before = live.get("status", {})
     others = [each for each in before.get("conditions", []) if each["type"] != "Ready"]
-    new = {**before, "conditions": [ready, *others]}
+    new = {**before, "observedGeneration": live["metadata"].get("generation", 1), "conditions": [ready, *others]}
+    if kind == "TrainingRun":
+        new.setdefault("phase", "Blocked")
     if new != before:
         try:
             cluster.apply_status(kind, name, new)

@@ -23,6 +23,7 @@ from shoal_operator.reconcile.decisions import is_complete
 from shoal_operator.reconcile.last_words import failed_containers, merged
 from shoal_operator.reconcile.other_runs import waits_for_others
 from shoal_operator.reconcile.pod_problems import worst_problem
+from shoal_operator.reconcile.refused_pods import refused_pods
 
 WITH_PODS = ("Redis", "Discovery", "Orchestrator", "Lighthouse", "Trainer", "Island", "Runner", "Tracker", "Ui")
 """Components whose pods are looked at here when they are not ready; our own kinds say it themselves."""
@@ -209,9 +210,8 @@ def _with_problem(cluster: Cluster, run: str, part: ComponentPart) -> ComponentP
     if part_state(part).ready:
         return part
     of_set = part.name if part.component in SEVERAL else None
-    return ComponentPart(
-        part.component, part.name, part.workload, pods_problem(cluster, run, part.component.lower(), of_set)
-    )
+    problem = pods_problem(cluster, run, part.component.lower(), of_set) or refused_pods(cluster, part.workload)
+    return ComponentPart(part.component, part.name, part.workload, problem)
 
 
 def pods_problem(cluster: Cluster, run: str, component: str, of_set: str | None = None) -> tuple[str, str] | None:

@@ -332,10 +332,14 @@ def _ready(findings: Findings) -> Condition:
     if stage != "running":
         doing = _prepare_text(findings) or f"the run is {stage}"
         misfits = _misfit_text(findings) if stage == "preparing" else ""
-        return condition("Ready", False, "ComponentsNotReady", "; ".join(filter(None, [misfits, doing])))
+        problem = (
+            findings.prepare_problem[0] if stage == "preparing" and findings.prepare_problem else "ComponentsNotReady"
+        )
+        return condition("Ready", False, problem, "; ".join(filter(None, [misfits, doing])))
     state = component_state(missing[0], findings.parts)
-    why = f" ({missing[0]}: {state.message})" if state.reason not in ("Absent", "NotObserved", "PodsNotReady") else ""
-    return condition("Ready", False, "ComponentsNotReady", _waits_text(findings) + why)
+    if state.reason in ("Absent", "NotObserved", "PodsNotReady"):
+        return condition("Ready", False, "ComponentsNotReady", _waits_text(findings))
+    return condition("Ready", False, state.reason, f"{_waits_text(findings)} ({missing[0]}: {state.message})")
 
 
 def _waits_text(findings: Findings) -> str:

@@ -29,6 +29,8 @@ from shoal_operator.reconcile.common import (
     write_status,
 )
 from shoal_operator.reconcile.pod_problems import worst_problem
+from shoal_operator.reconcile.refused_pods import AGAIN_SECONDS as REFUSED_AGAIN_SECONDS
+from shoal_operator.reconcile.refused_pods import lacks_pods, refused_pods
 
 REMEMBERED_TEXTS = 512
 """Parsed texts of ConfigMaps: checking a roster's signature was a third of a reconcile. A text always parses alike."""
@@ -82,6 +84,8 @@ def reconcile_scaled(cluster: Cluster, kind: str, name: str) -> float | None:
     write_status(cluster, live, scaled_status(workload) | row.more_status(cluster, found), conditions)
     if built.waits_for:
         return WAIT_SECONDS
+    if lacks_pods(workload):
+        return REFUSED_AGAIN_SECONDS
     return None if live["metadata"].get("ownerReferences") and not refused else FOREIGN_SECONDS
 
 
@@ -98,8 +102,11 @@ def scaled_conditions(
         reason = "ScaledToZero"
         return [condition("Ready", False, reason, message), condition("Progressing", False, reason, message)]
     reason = "PodsReady" if settled else "PodsNotReady"
-    if not settled and (problem := worst_problem(cluster.list("Pod", {names.RUN_LABEL: run, names.SET_LABEL: name}))):
-        reason, message = problem[0], f"{message}; {problem[1]}"
+    if not settled:
+        problem = worst_problem(cluster.list("Pod", {names.RUN_LABEL: run, names.SET_LABEL: name}))
+        problem = problem or refused_pods(cluster, workload)
+        if problem is not None:
+            reason, message = problem[0], f"{message}; {problem[1]}"
     return [condition("Ready", settled, reason, message), condition("Progressing", not settled, reason, message)]
 
 

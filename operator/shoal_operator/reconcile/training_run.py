@@ -41,6 +41,7 @@ from shoal_operator.reconcile.keys import ensure_identity, ensure_tickets, ensur
 from shoal_operator.reconcile.last_words import said_by
 from shoal_operator.reconcile.observe import Observed, last_failures, observe, pods_problem, workloads
 from shoal_operator.reconcile.offline_filter import FilterState, sample_first
+from shoal_operator.reconcile.refused_pods import refused_pods
 from shoal_operator.reconcile.run_status import Failure, Findings, run_conditions, run_status
 
 POLL_SECONDS = 5.0
@@ -130,7 +131,11 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         refused = refused or grow_claims(cluster, names.tracker(name), name, claims)
     parts = workloads(cluster, run, trainer.remember.number)
     failures = last_failures(cluster, live, parts, prepared=seen.prepared)
-    problem = None if seen.prepared else pods_problem(cluster, name, "prepare")
+    problem = None
+    if not seen.prepared:
+        problem = pods_problem(cluster, name, "prepare") or refused_pods(
+            cluster, cluster.get("Job", names.prepare(name))
+        )
     # Also while something is waited for, or was refused: it is what whoever looks at the page wants to know.
     told = [parts_map(name, part_states(parts))] if run.spec.ui is not None and seen.prepared else []
     apply_children(cluster, live, told)

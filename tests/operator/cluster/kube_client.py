@@ -43,6 +43,7 @@ RESOURCES: dict[str, tuple[str, str]] = {
     "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "ClusterRole": ("/apis/rbac.authorization.k8s.io/v1", "clusterroles"),
     "ClusterRoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "clusterrolebindings"),
+    "ResourceQuota": ("/api/v1", "resourcequotas"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     "Event": ("/apis/events.k8s.io/v1", "events"),
     "CustomResourceDefinition": ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),

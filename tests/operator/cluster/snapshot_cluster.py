@@ -49,6 +49,9 @@ class SnapshotCluster:
     def read_foreign(self, kind: str, name: str) -> Object | None:
         return self._objects.get((kind, name))
 
+    def pods_refused(self, workload: Object) -> str:
+        return ""
+
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         found = [
             each

@@ -27,7 +27,23 @@ def status(**conditions: str) -> dict[str, Any]:
 
 
 def test_a_new_object_has_no_news_of_what_it_is_not_yet() -> None:
-    assert transitions({}, status(Ready="False", Complete="False", Failed="False", Progressing="True")) == []
+    assert transitions({}, status(Complete="False", Failed="False", Suspended="False", Progressing="True")) == []
+
+
+def test_what_is_wrong_with_a_new_object_is_told() -> None:
+    after = status(Ready="False", Failed="False")
+    assert transitions({}, after) == [Notice("Warning", "NotReady", "Ready is False: Because: of this")]
+    after["conditions"][0]["reason"] = "ComponentsNotReady"
+    assert [notice.type for notice in transitions({}, after)] == ["Normal"], "it only needs time"
+
+
+def test_another_cause_of_not_being_ready_is_told_once() -> None:
+    before, after = status(Ready="False"), status(Ready="False")
+    after["conditions"][0]["reason"] = "PodsRefused"
+    assert [notice.note for notice in transitions(before, after)] == ["Ready is False: PodsRefused: of this"]
+    assert transitions(after, after) == []
+    before["conditions"][0]["reason"] = "PodsNotReady"
+    assert transitions(after, before) == []
 
 
 def test_what_changed_is_told_once() -> None:

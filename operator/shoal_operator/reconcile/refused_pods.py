@@ -1,0 +1,46 @@
+"""Pods that were never made: refused by a quota, a limit range, a priority class or a webhook. Their controller says so."""
+
+from shoal_operator.engine.apply import job_state
+from shoal_operator.engine.cluster import Cluster, Object
+from shoal_operator.reconcile.common import replica_counts
+from shoal_operator.reconcile.last_words import without_secrets
+
+REASON = "PodsRefused"
+AGAIN_SECONDS = 20.0
+"""How soon to look again at a workload that lacks pods: no event of a watched kind tells that they were refused."""
+MOST_TEXT = 500
+
+
+def lacks_pods(workload: Object | None) -> bool:
+    """Whether fewer pods exist than the workload should have made."""
+    if workload is None or not workload["apiVersion"].startswith(("apps/", "batch/")):
+        return False
+    if workload["kind"] != "Job":
+        wanted, made, _ = replica_counts(workload)
+        return made < wanted
+    status = workload.get("status", {})
+    made = sum(int(status.get(each) or 0) for each in ("active", "succeeded"))
+    waits = workload["spec"].get("suspend") or job_state(workload) != "running"
+    return not waits and made < int(workload["spec"].get("parallelism", 1))
+
+
+def refused_pods(cluster: Cluster, workload: Object | None) -> tuple[str, str] | None:
+    """Reason and message for a workload whose pods were refused; None when none lack, or nobody has said why.
+
+    A Deployment has a condition for it. Of StatefulSets and Jobs only Events tell: one request in 20 s, only while pods lack.
+    """
+    if workload is None or not lacks_pods(workload):
+        return None
+    conditions = workload.get("status", {}).get("conditions") or []
+    said = next(
+        (
+            each.get("message", "")
+            for each in conditions
+            if (each["type"], each["status"]) == ("ReplicaFailure", "True")
+        ),
+        "",
+    )
+    if not said and workload["kind"] != "Deployment":
+        said = cluster.pods_refused(workload)
+    text = " ".join(without_secrets(said).split())
+    return (REASON, f"{workload['kind']} {workload['metadata']['name']}: {text[:MOST_TEXT]}") if text else None

@@ -1,0 +1,77 @@
+"""What an administrator is told on a bad day, on a real API server: pods that were refused, a first pass that failed, a status written over."""
+
+from typing import Any
+
+import pytest
+from cluster_story import Story
+from kube_client import Kube
+
+pytestmark = pytest.mark.usefixtures("operator")
+
+
+def no_more_pods(story: Story, kube: Kube) -> None:
+    metadata = {"name": "full", "namespace": story.namespace}
+    hard = {"pods": "0"}
+    kube.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": hard}})
+    # The controller that would count is not run here.
+    status = {"status": {"hard": hard, "used": hard}}
+    kube.merge("ResourceQuota", "full", story.namespace, status, sub="status")
+
+
+def wait_event(story: Story, name: str, said: str) -> None:
+    def told() -> list[Any]:
+        return [
+            each
+            for each in story.kube.list("Event", story.namespace)
+            if each["regarding"]["name"] == name and each["reason"] == "NotReady" and said in each.get("note", "")
+        ]
+
+    story.wait_for(f"an Event about {name} that says {said}", told)
+
+
+def test_pods_that_a_quota_refuses_are_explained_by_every_kind_of_workload(story: Story, kube: Kube) -> None:
+    no_more_pods(story, kube)
+    story.create()
+    story.wait_condition("TrainingRun", "sums", "Prepared", "False", "exceeded quota")  # a Job
+    story.wait_condition("TrainingRun", "sums", "Ready", "False", "PodsRefused")
+    wait_event(story, "sums", "exceeded quota")
+    status = story.get("TrainingRun", "sums")["status"]
+    assert (status["phase"], status["observedGeneration"]) == ("Preparing", 1)
+
+
+def test_pods_that_a_quota_refuses_later_are_explained(story: Story, kube: Kube) -> None:
+    story.running()
+    no_more_pods(story, kube)
+    for pod in kube.list("Pod", story.namespace, "shoal.dev/run=sums"):
+        if pod["metadata"]["labels"]["shoal.dev/component"] in ("pool", "orchestrator"):
+            kube.delete("Pod", pod["metadata"]["name"], story.namespace, now=True)
+    story.wait_condition("TrainingRun", "sums", "OrchestratorReady", "False", "exceeded quota")  # a Deployment
+    story.wait_condition("InferencePool", "sums-pool", "Ready", "False", "exceeded quota")  # a StatefulSet
+    story.wait_condition("TrainingRun", "sums", "InferencePoolReady", "False", "exceeded quota")
+    wait_event(story, "sums", "exceeded quota")
+
+
+def test_a_run_whose_first_pass_fails_has_a_phase_a_generation_and_an_event(story: Story, kube: Kube) -> None:
+    metadata = {"name": "sums-roster", "namespace": story.namespace, "labels": {}}
+    metadata["labels"] = {"app.kubernetes.io/managed-by": "shoal-operator", "shoal.dev/run": "sums"}
+    kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {"roster.json": "e30="}})
+    story.create()
+    story.wait_condition("TrainingRun", "sums", "Ready", "False", "ReconcileFailed")
+    status = story.get("TrainingRun", "sums")["status"]
+    assert (status["phase"], status["observedGeneration"]) == ("Blocked", 1)
+    wait_event(story, "sums", "sums-roster")
+
+
+def test_a_status_that_was_written_over_completes_nothing(story: Story, kube: Kube) -> None:
+    story.running()
+    story.progress(open_step=1, latest_version=1)
+    story.wait_field("TrainingRun", "sums", "status.policyVersion", 1)
+    for _ in range(2):  # with an orchestrator that answers, then with one that is away
+        kube.merge("TrainingRun", "sums", story.namespace, {"status": {"policyVersion": 999}}, sub="status")
+        written = int(story.get("TrainingRun", "sums")["metadata"]["resourceVersion"])
+        story.edit(ttlSecondsAfterFinished=written)  # some edit, to see that it was reconciled
+        generation = story.get("TrainingRun", "sums")["metadata"]["generation"]
+        story.wait_field("TrainingRun", "sums", "status.observedGeneration", generation)
+        assert story.condition("TrainingRun", "sums", "Complete")["status"] == "False"
+        assert story.get("TrainingRun", "sums")["status"]["phase"] == "Running"
+        story.orchestrators.hush(story.namespace, "sums")
