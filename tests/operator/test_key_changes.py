@@ -9,7 +9,7 @@ from run_story import prepared, put, running, said, status
 
 from shoal.contracts.roster import ROLES, Roster, key_digest, verified_roster
 from shoal.contracts.run import NodeConfig, RunConfig
-from shoal.contracts.signed import Signed
+from shoal.contracts.signed import Signed, sign
 from shoal.contracts.trust import OVERLAP_SECONDS
 from shoal.crypto.keys import PrivateKey
 from shoal_operator.engine.cluster import ClusterError, Object
@@ -212,6 +212,50 @@ def test_a_lost_roster_is_found_in_the_configuration(cluster: MemoryCluster) -> 
     cluster.objects.remove("Secret", "sums-roster")
     cluster.settle()
     assert roster_of(cluster) == before
+
+
+@pytest.mark.parametrize("status_too", [False, True])
+def test_a_run_that_has_begun_gets_no_new_identity(cluster: MemoryCluster, status_too: bool) -> None:
+    running(cluster)
+    gone = [
+        ("Secret", "sums-roster"),
+        ("Secret", "sums-run-key"),
+        ("ConfigMap", "sums-config"),
+        ("ConfigMap", "sums-join"),
+    ]
+    kept = [cluster.get(kind, name) for kind, name in gone]
+    first, pods = status(cluster)["runPublicKey"], templates(cluster)
+    for kind, name in gone:
+        cluster.objects.remove(kind, name)
+    if status_too:
+        cluster.objects.set_status("TrainingRun", "sums", {})
+    cluster.writes.clear()
+    with pytest.raises(
+        ClusterError, match=r"sums-roster is gone, and with it sums-run-key, of a run that has begun: restore"
+    ):
+        reconcile(cluster, "TrainingRun", "sums")
+    assert (cluster.writes, templates(cluster)) == ([], pods)
+    assert said(cluster, "Ready")["reason"] == "IdentityLost"
+    for each in kept[:2]:
+        cluster.objects.apply(each or {})
+    cluster.settle()
+    assert (status(cluster)["runPublicKey"], templates(cluster)) == (first, pods)
+
+
+def test_another_runs_roster_stops_the_run_and_not_its_pods(cluster: MemoryCluster) -> None:
+    running(cluster)
+    own, pods, first = cluster.get("Secret", "sums-roster"), templates(cluster), status(cluster)["runPublicKey"]
+    assert own is not None
+    other = sign(roster_of(cluster).document, PrivateKey.generate())
+    data = {"roster.json": base64.b64encode(other.to_json()).decode()}
+    cluster.objects.apply({**own, "data": data})
+    with pytest.raises(ClusterError, match=r"have run key .*, but the run began with .*: restore both"):
+        reconcile(cluster, "TrainingRun", "sums")
+    assert templates(cluster) == pods
+    cluster.objects.apply(own)
+    cluster.objects.set_status("TrainingRun", "sums", {**status(cluster), "runPublicKey": "ff" * 32})
+    cluster.settle()
+    assert status(cluster)["runPublicKey"] == first, "a status that was written over stops nothing"
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -35,6 +35,8 @@ class ClusterError(RuntimeError):
 
     passing = False
     """Whether the next attempt may succeed without a change; otherwise the object's status reports the error."""
+    condition = "ReconcileFailed"
+    """Reason of the Ready condition that reports it."""
 
 
 class Cluster(Protocol):
@@ -72,6 +74,9 @@ class Cluster(Protocol):
 
         Sets `metadata.uid` and `metadata.generation` (which grows when the spec changes).
         """
+
+    def adopt(self, child: Object) -> None:
+        """Add the `metadata.ownerReferences` of `child` to the live object of its kind and name, and change nothing else of it."""
 
     def delete(self, kind: str, name: str, *, orphan: bool = False) -> None:
         """Delete in the foreground: the object stays visible until everything that it owns is gone. With `orphan`, its pods stay."""

@@ -26,6 +26,9 @@ SCALE_MANAGER = "shoal-operator-scale"
 """Owns `spec.replicas` of objects that are scaled. Apart from the main manager, because server-side apply removes a field that its only owner leaves
 out: when a run stops asking for a number, the one that is there must stay, for an autoscaler to change."""
 
+ADOPT_MANAGER = "shoal-operator-adopt"
+"""Owns the owner of what an earlier run left. Apart from the main manager, which may not leave out the rest of an object."""
+
 FOREIGN_SECONDS = 10.0
 """A foreign object that was found is not asked for again so soon: a thousand pools may read the same one."""
 
@@ -125,6 +128,9 @@ class KubernetesCluster:
         if kind in SCALED_KINDS:
             return self._apply_scaled(wanted)
         return self._patch(kind, name, keeping(wanted, self._cache.get(Key(kind, self.namespace, name))))
+
+    def adopt(self, child: Object) -> None:
+        self._patch(child["kind"], child["metadata"]["name"], child, manager=ADOPT_MANAGER)
 
     def delete(self, kind: str, name: str, *, orphan: bool = False) -> None:
         entry = self._cache.entry(Key(kind, self.namespace, name))

@@ -85,6 +85,7 @@ class Objects:
                 not changed
                 and metadata.get("labels") == old.get("labels")
                 and metadata.get("annotations") == old.get("annotations")
+                and metadata.get("ownerReferences") == old.get("ownerReferences")
             ):
                 return copy.deepcopy(before)
         return self._store(new)

@@ -52,7 +52,7 @@ def owned(child: Object, owner: Object, namespace: str) -> Object:
 
 def owned_by(live: Object, owner: Object) -> bool:
     """Whether this owner, and not an earlier one of the same name, controls a live object."""
-    found = _controller(live)
+    found = controller_of(live)
     return found is not None and found.get("uid") == owner["metadata"]["uid"]
 
 
@@ -60,7 +60,7 @@ def refuse_anothers(live: Object, owner: Object) -> None:
     """Raise ClusterError for an object that something else controls: a child of a run of the same name that was deleted a
     moment ago (its end takes the child along); or one of another owner that happens to be called the same, and that both would write in turn forever.
     """
-    found = _controller(live)
+    found = controller_of(live)
     if found is None or owned_by(live, owner):
         return
     what = f"{live['kind']} {live['metadata']['name']}"
@@ -73,7 +73,23 @@ def refuse_anothers(live: Object, owner: Object) -> None:
     )
 
 
-def _controller(live: Object) -> dict[str, Any] | None:
+def adopt(cluster: Cluster, owner: Object, run: str) -> None:
+    """Take over Jobs and Secrets that a run of this name left without a controller, as `kubectl delete --cascade=orphan` does.
+
+    They carry the run's labels and a name of its children. All other kinds are written at each pass, and so get their owner; a Job that ended and
+    a Secret never are. Cost: one read of both from the cache, and one request for each that is taken over.
+    """
+    for kind in ("Secret", "Job"):
+        for found in cluster.list(kind, {names.RUN_LABEL: run}):
+            metadata = found["metadata"]
+            named = metadata["name"].startswith(f"{run}-")
+            if named and controller_of(found) is None and not metadata.get("deletionTimestamp"):
+                bare = {"apiVersion": found["apiVersion"], "kind": kind, "metadata": {"name": metadata["name"]}}
+                cluster.adopt(owned(bare, owner, cluster.namespace))
+
+
+def controller_of(live: Object) -> dict[str, Any] | None:
+    """The reference to what controls an object, or None."""
     return next((each for each in live["metadata"].get("ownerReferences", ()) if each.get("controller")), None)
 
 
@@ -210,7 +226,7 @@ def tell_failure(cluster: Cluster, kind: str, name: str, error: ClusterError) ->
     if error.passing or live is None or live["metadata"].get("deletionTimestamp"):
         return
     text = " ".join(str(error).split())[:MAX_FAILURE]
-    (ready,) = merge([condition("Ready", False, "ReconcileFailed", text)], live, cluster.now())
+    (ready,) = merge([condition("Ready", False, error.condition, text)], live, cluster.now())
     before = live.get("status", {})
     others = [each for each in before.get("conditions", []) if each["type"] != "Ready"]
     new = {**before, "observedGeneration": live["metadata"].get("generation", 1), "conditions": [ready, *others]}

@@ -25,7 +25,7 @@ from shoal.contracts.roster import (
     next_run_key,
     verified_roster,
 )
-from shoal.contracts.run import RunConfig
+from shoal.contracts.run import NodeConfig, RunConfig
 from shoal.contracts.signed import BadSignature, Signed, sign
 from shoal.contracts.trust import OVERLAP_SECONDS
 from shoal.crypto.keys import PrivateKey
@@ -33,7 +33,7 @@ from shoal_operator.api.keys import KeysSpec, KeyWish
 from shoal_operator.children import RunIdentity, names
 from shoal_operator.children.workloads import child
 from shoal_operator.engine.cluster import Cluster, ClusterError, Object
-from shoal_operator.reconcile.common import owned, refuse_anothers
+from shoal_operator.reconcile.common import owned, owned_by, refuse_anothers
 
 RUN_KEY = "run.pem"
 ROLE_KEY = "role.pem"
@@ -49,6 +49,12 @@ RUN_SECRET_BYTES = 32
 """Beacons and upload grants are HMAC-SHA-256 under this secret; it is as long as the hash."""
 
 
+class IdentityLost(ClusterError):
+    """A key of a run that has begun is gone, or is another one. Nothing of the run is changed until it is put back."""
+
+    condition = "IdentityLost"
+
+
 def ensure_identity(cluster: Cluster, owner: Object, islands: int, wanted: KeysSpec | None = None) -> RunIdentity:
     """The public identity of a run of this many islands (0: of one trainer), its Secrets made where they are missing, and keys replaced as wanted.
 
@@ -57,9 +63,12 @@ def ensure_identity(cluster: Cluster, owner: Object, islands: int, wanted: KeysS
     run = owner["metadata"]["name"]
     roster = _kept_roster(cluster, owner)
     if roster is None:
+        _require_first_keys(cluster, owner)
         roster = _first_roster(cluster, owner)
+        _compare(cluster, owner, roster)
         _keep(cluster, owner, roster)
     else:
+        _compare(cluster, owner, roster)
         _require_keys(cluster, owner, roster, wanted)
     changed = _changed(cluster, owner, roster, wanted or KeysSpec())
     if changed is not roster:
@@ -76,8 +85,7 @@ def ensure_tickets(cluster: Cluster, owner: Object, pools: Mapping[str, str], id
     """Create the missing tickets of pools. `pools`: name of the pool by name of its object."""
     for pool_object, pool in pools.items():
         name = names.ticket_secret(pool_object)
-        if (found := cluster.get("Secret", name)) is not None:
-            refuse_anothers(found, owner)
+        if _find(cluster, owner, name) is not None:
             continue
         orchestrator = _get(
             cluster, owner, names.held_secret(owner["metadata"]["name"], identity.roster.document, "orchestrator")
@@ -89,8 +97,7 @@ def ensure_tickets(cluster: Cluster, owner: Object, pools: Mapping[str, str], id
 def ensure_ui_token(cluster: Cluster, owner: Object) -> None:
     """Create the token of the run's page if it is missing. After deleting it, restart the page's pod."""
     name = names.ui_token(owner["metadata"]["name"])
-    if (found := cluster.get("Secret", name)) is not None:
-        refuse_anothers(found, owner)
+    if _find(cluster, owner, name) is not None:
         return
     _create(cluster, owner, name, {UI_TOKEN: secrets.token_hex(RUN_SECRET_BYTES).encode()})
 
@@ -112,21 +119,79 @@ def _first_roster(cluster: Cluster, owner: Object) -> Signed[Roster]:
     return sign(Roster(run=run, keys=public, next_run_key=digest), run_key)
 
 
+def _run_keys_said(cluster: Cluster, owner: Object) -> list[str]:
+    """First run key of the run, as its configuration, what nodes join by, and its status each have it."""
+    run, said = owner["metadata"]["name"], []
+    kinds: list[tuple[str, str, type[RunConfig] | type[NodeConfig]]] = [
+        (names.config(run), "run.json", RunConfig),
+        (names.join(run), "node.json", NodeConfig),
+    ]
+    for name, entry, model in kinds:
+        found = cluster.get("ConfigMap", name)
+        if found is None or not owned_by(found, owner):
+            continue
+        try:
+            said.append(model.from_json(found.get("data", {}).get(entry, "")).run_key)
+        except (ValidationError, ValueError):
+            continue  # it is written anew
+    shown = owner.get("status", {}).get("runPublicKey")
+    return [*said, shown] if shown else said
+
+
+def _compare(cluster: Cluster, owner: Object, roster: Signed[Roster]) -> None:
+    """Raise IdentityLost for a roster of another run key than all that the run has said. One record alone may have been written over."""
+    run, key, said = owner["metadata"]["name"], first_roster(roster).signer, _run_keys_said(cluster, owner)
+    if said and key not in said:
+        raise IdentityLost(
+            f"Secrets {names.roster_secret(run)} and {names.run_key_secret(run)} have run key {key[:16]}, but the run began with {said[0][:16]}:"
+            " restore both from a backup; every signature of the run would be void"
+        )
+
+
+def _require_first_keys(cluster: Cluster, owner: Object) -> None:
+    """Of a run that has begun and whose roster is lost: its first keys must still be there. None is made in their place.
+
+    A run has begun once its status has its key, or a child exists that is made after the keys.
+    """
+    run = owner["metadata"]["name"]
+    after = (
+        ("Job", names.prepare(run)),
+        ("Deployment", names.orchestrator(run)),
+        ("PersistentVolumeClaim", names.store(run)),
+    )
+    made = [cluster.get(kind, name) for kind, name in after]
+    begun = owner.get("status", {}).get("runPublicKey") or any(
+        each is not None and owned_by(each, owner) for each in made
+    )
+    if not begun:
+        return
+    needed = [names.run_key_secret(run), *(names.role_secret(run, role) for role in ROLES)]
+    lost = [name for name in needed if _find(cluster, owner, name) is None]
+    if lost:
+        raise IdentityLost(
+            f"Secret {names.roster_secret(run)} is gone, and with it {', '.join(lost)}, of a run that has begun: restore them from a backup,"
+            " or delete the run and start a new one"
+        )
+
+
 def _kept_roster(cluster: Cluster, owner: Object) -> Signed[Roster] | None:
     """The roster as it was written last; that of the run's configuration where its Secret was lost."""
     run = owner["metadata"]["name"]
     name = names.roster_secret(run)
-    found = cluster.get("Secret", name)
+    found = _find(cluster, owner, name)
     try:
         if found is not None:
-            refuse_anothers(found, owner)
             return Signed[Roster].from_json(base64.b64decode(found["data"][ROSTER]))
         config = cluster.get("ConfigMap", names.config(run))
         text = (config or {}).get("data", {}).get("run.json")
+        join = None
         if config is None or text is None:
+            join = cluster.get("ConfigMap", names.join(run))
+            text = (join or {}).get("data", {}).get("node.json")
+        if text is None:
             return None
-        refuse_anothers(config, owner)
-        roster = RunConfig.from_json(text).roster
+        refuse_anothers(join or config or {}, owner)
+        roster = RunConfig.from_json(text).roster if join is None else NodeConfig.from_json(text).roster
     except (KeyError, ValidationError, ValueError) as error:
         raise ClusterError(
             f"Secret {name}: {ROSTER} is not readable ({type(error).__name__}); restore it from a backup"
@@ -145,17 +210,17 @@ def _require_keys(cluster: Cluster, owner: Object, signed: Signed[Roster], wante
         raise ClusterError(f"Secret {names.roster_secret(roster.run)}: {error}; restore it from a backup") from None
     for role in ROLES:
         name = names.held_secret(roster.run, roster, role)
-        if cluster.get("Secret", name) is None:
+        if _find(cluster, owner, name) is None:
             wish = (wanted or KeysSpec()).wishes().get(role)
             if wish is not None and wish.leaked and wish.generation > 1 + len(roster.changes_of(role)):
                 continue
             after = 2 + len(roster.changes_of(role))
-            raise ClusterError(
+            raise IdentityLost(
                 f"Secret {name} with the {role}'s key is gone: restore it from a backup, or replace the key with"
                 f" spec.keys.{role}: {{generation: {after}, leaked: true}}"
             )
         if _key(_get(cluster, owner, name), ROLE_KEY).public != roster.keys[role]:
-            raise ClusterError(f"Secret {name} has another key than the run's roster: restore it from a backup")
+            raise IdentityLost(f"Secret {name} has another key than the run's roster: restore it from a backup")
 
 
 def _changed(cluster: Cluster, owner: Object, signed: Signed[Roster], wanted: KeysSpec) -> Signed[Roster]:
@@ -239,7 +304,7 @@ def _change_run_key(
 
 def _run_key(cluster: Cluster, owner: Object, roster: Roster, number: int) -> PrivateKey:
     name = names.run_key_secret(roster.run, number)
-    if cluster.get("Secret", name) is None:
+    if _find(cluster, owner, name) is None:
         raise ClusterError(
             f"Secret {name} is needed to change a key and is not here: put it back from where it is kept"
         )
@@ -267,20 +332,41 @@ def _keep(cluster: Cluster, owner: Object, roster: Signed[Roster]) -> None:
 
 
 def _get(cluster: Cluster, owner: Object, name: str) -> Object:
-    found = cluster.get("Secret", name)
+    found = _find(cluster, owner, name)
     if found is None:
-        raise ClusterError(f"Secret {name} is gone: restore it from a backup")
-    refuse_anothers(found, owner)
+        raise IdentityLost(f"Secret {name} is gone: restore it from a backup")
     return found
+
+
+def _find(cluster: Cluster, owner: Object, name: str) -> Object | None:
+    """A Secret of the run, or None; one that lost its labels gets them back, because no watch shows it without.
+
+    One request where the cache has none: for each Secret of a new run, and at each pass while one is missing.
+    """
+    found = cluster.get("Secret", name)
+    if found is not None:
+        # Keys of an earlier run are collected with it: a run that began with them would soon be without.
+        refuse_anothers(found, owner)
+        return found
+    found = cluster.read_foreign("Secret", name)
+    if found is None or found["metadata"].get("deletionTimestamp"):
+        return None
+    refuse_anothers(found, owner)
+    run = owner["metadata"]["name"]
+    labels = found["metadata"].get("labels") or {}
+    if not owned_by(found, owner) and labels.get(names.RUN_LABEL) != run:
+        raise ClusterError(
+            f"Secret {name} is not this run's: delete or rename it, or give it the label {names.RUN_LABEL}: {run}"
+        )
+    content = {key: found[key] for key in ("type", "immutable", "data") if key in found}
+    return cluster.apply(owned(child("Secret", name, run, "keys", content), owner, cluster.namespace))
 
 
 def _ensure(
     cluster: Cluster, owner: Object, name: str, entry: str, further: Mapping[str, bytes] | None = None
 ) -> Object:
     """The Secret of this name, created if it does not exist."""
-    if (found := cluster.get("Secret", name)) is not None:
-        # Keys of an earlier run are collected with it: a run that began with them would soon be without.
-        refuse_anothers(found, owner)
+    if (found := _find(cluster, owner, name)) is not None:
         return found
     data = {entry: PrivateKey.generate().to_pem(), **(further or {})}
     if name.startswith(names.role_secret(owner["metadata"]["name"], "orchestrator")):

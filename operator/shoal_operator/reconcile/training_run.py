@@ -24,7 +24,7 @@ from shoal_operator.children.ui import parts_map
 from shoal_operator.engine.apply import job_state, template_hash
 from shoal_operator.engine.cluster import Cluster, ClusterError, Object
 from shoal_operator.plan_facts import misfits
-from shoal_operator.reconcile.common import apply_children, grow_claims, owned, parse, prune, write_status
+from shoal_operator.reconcile.common import adopt, apply_children, grow_claims, owned, parse, prune, write_status
 from shoal_operator.reconcile.components import part_states
 from shoal_operator.reconcile.decisions import (
     TrainerAttempt,
@@ -64,6 +64,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         return None
     run, now = parse(TrainingRun, live), cluster.now()
     before = live.get("status", {})
+    adopt(cluster, live, name)
     identity = ensure_identity(cluster, live, island_count(run), run.spec.keys)
     seen = observe(cluster, live, run, cluster.addresses(name, 0).orchestrator)
     ensure_tickets(cluster, live, _pools(run, seen), identity)

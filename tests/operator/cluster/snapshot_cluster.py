@@ -60,6 +60,9 @@ class SnapshotCluster:
         ]
         return sorted(found, key=lambda each: each["metadata"]["name"])
 
+    def adopt(self, child: Object) -> None:
+        self.would_write.append(f"adopt {child['kind']}/{child['metadata']['name']}")
+
     def apply(self, wanted: Object) -> Object:
         self.would_write.append(f"apply {wanted['kind']}/{wanted['metadata']['name']}")
         return wanted

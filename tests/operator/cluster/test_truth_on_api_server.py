@@ -75,3 +75,39 @@ def test_a_status_that_was_written_over_completes_nothing(story: Story, kube: Ku
         assert story.condition("TrainingRun", "sums", "Complete")["status"] == "False"
         assert story.get("TrainingRun", "sums")["status"]["phase"] == "Running"
         story.orchestrators.hush(story.namespace, "sums")
+
+
+def test_a_secret_that_loses_its_labels_gets_them_back(story: Story, kube: Kube) -> None:
+    first = story.running()["status"]["runPublicKey"]
+    uid = story.get("Secret", "sums-trainer-key")["metadata"]["uid"]
+    nothing = {"metadata": {"labels": {"app.kubernetes.io/managed-by": None, "shoal.dev/run": None}}}
+    kube.merge("Secret", "sums-trainer-key", story.namespace, nothing)
+    story.edit(validator={"replicas": 2})
+    story.wait_field("Deployment", "sums-validator", "status.readyReplicas", 2)
+    found = story.get("Secret", "sums-trainer-key")["metadata"]
+    assert (found["uid"], found["labels"]["app.kubernetes.io/managed-by"]) == (uid, "shoal-operator")
+    story.wait_condition("TrainingRun", "sums", "Ready", "True")
+    assert story.get("TrainingRun", "sums")["status"]["runPublicKey"] == first
+
+
+def test_children_that_were_orphaned_are_taken_over_by_the_run_that_is_made_again(story: Story, kube: Kube) -> None:
+    first = story.running()
+    pods = {pod["metadata"]["uid"] for pod in kube.list("Pod", story.namespace)}
+    kube.delete("TrainingRun", "sums", story.namespace, propagation="Orphan")
+    story.wait_gone("TrainingRun", "sums")
+    story.create()
+    story.wait_condition("TrainingRun", "sums", "Ready", "True")
+    again = story.get("TrainingRun", "sums")
+    assert again["status"]["runPublicKey"] == first["status"]["runPublicKey"]
+    assert {pod["metadata"]["uid"] for pod in kube.list("Pod", story.namespace)} == pods, "a pod was replaced"
+
+    def adopted() -> bool:
+        owners = {
+            owner["uid"]
+            for found in story.managed().values()
+            for owner in found["metadata"].get("ownerReferences", [{"uid": "nobody"}])
+            if owner.get("kind") in ("TrainingRun", None)
+        }
+        return owners == {again["metadata"]["uid"]}
+
+    story.wait_for("every child to have its new owner", adopted)
