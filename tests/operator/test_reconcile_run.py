@@ -273,6 +273,19 @@ def test_figures_stay_while_the_orchestrator_is_unreachable(cluster: MemoryClust
     assert (status(cluster)["step"], status(cluster)["policyVersion"]) == (2, 2)
 
 
+def test_nobody_is_told_that_a_run_is_well_while_nothing_is_known_of_it(cluster: MemoryCluster) -> None:
+    running(cluster, version=2)
+    assert said(cluster, "Ready")["status"] == "True"
+    cluster.progress = None
+    cluster.settle()
+    assert (said(cluster, "Ready")["status"], said(cluster, "Ready")["reason"]) == ("Unknown", "OrchestratorSilent")
+    assert "sums-orchestrator does not say how far the run is" in said(cluster, "Ready")["message"]
+    at_version(cluster, 2)
+    cluster.objects.mark_deleted("PersistentVolumeClaim", "sums-store", "2026-11-21T00:00:00Z")
+    reconcile_all(cluster)
+    assert (said(cluster, "Ready")["status"], said(cluster, "Ready")["reason"]) == ("Unknown", "StoreTerminating")
+
+
 def test_another_runs_progress_is_not_taken_for_ours(cluster: MemoryCluster) -> None:
     running(cluster)
     cluster.progress = RunProgress(run="other", steps_total=4, open_step=None, latest_version=4)

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 1.5
 FRESH_SECONDS = 1.0
 """An answer this young is not asked for again; the reconcile that it caused finds it."""
+SILENT_SECONDS = 20.0
+"""How long an answer holds while no other comes: one that is late says nothing about the run."""
 FORGOTTEN_SECONDS = 600.0
 MAX_BYTES = 1 << 20
 THREADS = 8
@@ -31,6 +33,7 @@ THREADS = 8
 class _Known:
     answer: RunProgress | None = None
     read_at: float = float("-inf")
+    answered_at: float = float("-inf")
     asked_at: float = 0.0
     reading: Future[None] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -47,7 +50,7 @@ class RunProgressReader:
         self._known: dict[str, _Known] = {}
 
     def progress(self, url: str, key: Key) -> RunProgress | None:
-        """What the orchestrator at `url` said last; None when it does not answer. `key` is queued when the next answer is another one."""
+        """What the orchestrator at `url` said last; None when it has not answered for 20 s. `key` is queued when the next answer is another one."""
         now = self._clock()
         with self._lock:
             known = self._known.get(url)
@@ -79,8 +82,13 @@ class RunProgressReader:
             # Whatever it is, it must not be the last time that this run is asked.
             log.exception("%s: could not read the answer from %s", key, url)
         with known.lock:
+            known.read_at, known.reading = self._clock(), None
+            if answer is not None:
+                known.answered_at = known.read_at
+            elif known.read_at - known.answered_at < SILENT_SECONDS:
+                answer = known.answer
             changed = answer != known.answer
-            known.answer, known.read_at, known.reading = answer, self._clock(), None
+            known.answer = answer
         if changed and not quiet:
             self._enqueue(key)
 

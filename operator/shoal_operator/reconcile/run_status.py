@@ -99,6 +99,8 @@ class Findings:
     has_islands: bool = False
     group_problem: str = ""
     last_failures: tuple[LastWords, ...] = ()
+    not_known: tuple[str, str] | None = None
+    """Reason and message why nobody can tell whether the run goes on, although its parts are ready."""
     misfits: tuple[Misfit, ...] | None = None
     """What cannot work; None while the model's size is not known."""
 
@@ -321,7 +323,10 @@ def _how_far(findings: Findings) -> str:
 def _ready(findings: Findings) -> Condition:
     """Whether the run makes progress with all its parts. `kubectl get` shows the message, so it starts with the problem."""
     stage, missing = findings.stage, findings.missing
-    if stage == "running" and not missing and not findings.paused and not findings.stalled:
+    well = stage == "running" and not missing and not findings.paused and not findings.stalled
+    if well and findings.not_known is not None:
+        return condition("Ready", None, *findings.not_known)
+    if well:
         return condition("Ready", True, "ComponentsReady", _doing(findings))
     if findings.paused:
         return condition("Ready", False, "Paused", _pause_text(findings))

@@ -159,6 +159,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         latest_version=seen.latest_version if seen.prepared else None,
         failure=_failure(run, stage, trainer, seen, sampled, problem[1] if problem else "", failures, late=late),
         last_failures=failures,
+        not_known=_not_known(cluster, name, seen),
         waits_for=waits_for,
         not_grown=refused,
         run_key=identity.run_key,
@@ -177,6 +178,23 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     if finished:
         return left if left is None else max(left, SOON_SECONDS)
     return None if stage == "suspended" else POLL_SECONDS
+
+
+def _not_known(cluster: Cluster, run: str, seen: Observed) -> tuple[str, str] | None:
+    """Reason and message for a run whose parts may be ready while nothing is known of it, or its store goes. Two reads of the cache."""
+    claim = cluster.get("PersistentVolumeClaim", names.store(run))
+    if claim is not None and claim["metadata"].get("deletionTimestamp"):
+        return (
+            "StoreTerminating",
+            f"PersistentVolumeClaim {names.store(run)} was deleted and goes with the last pod that mounts it: copy the store before any pod ends",
+        )
+    if seen.progress is None:
+        return (
+            "OrchestratorSilent",
+            f"Deployment {names.orchestrator(run)} does not say how far the run is: read its log, and let the operator reach its port"
+            f" {names.ORCHESTRATOR_PORT}",
+        )
+    return None
 
 
 def _failure(

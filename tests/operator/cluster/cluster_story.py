@@ -32,7 +32,9 @@ class Story:
         self.node.play(self.namespace, pattern, play)
 
     def create(self, name: str = "sums", **changes: Any) -> Object:
-        """Create a run."""
+        """Create a run. Its orchestrator answers from the start; `orchestrators.hush` silences it."""
+        if not self.orchestrators.speaks(self.namespace, name):
+            self.progress(name)
         return self.kube.create(run(self.namespace, name, **changes))
 
     def running(self, name: str = "sums", **changes: Any) -> Object:

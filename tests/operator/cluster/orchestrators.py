@@ -38,6 +38,10 @@ class Orchestrators:
         """From now on this is the progress of its run."""
         self._said[f"{progress.run}-orchestrator.{namespace}.svc"] = progress.model_dump_json().encode()
 
+    def speaks(self, namespace: str, run: str) -> bool:
+        """Whether something was said of the run."""
+        return f"{run}-orchestrator.{namespace}.svc" in self._said
+
     def hush(self, namespace: str, run: str) -> None:
         """The run's orchestrator does not answer any more."""
         self._said.pop(f"{run}-orchestrator.{namespace}.svc", None)

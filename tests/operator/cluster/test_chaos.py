@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import pytest
 from cluster_story import Story
 from kube_client import Kube, Refused
-from kube_manifests import run
 from operator_process import OperatorProcess, StartOperator
 from snapshot_cluster import unsettled
 
@@ -51,7 +50,7 @@ class Chaos:
     def _create(self) -> None:
         self.made += 1
         name = f"r{self.made}"
-        self.story.kube.create(run(self.story.namespace, name, validator={"replicas": self.dice.randint(0, 2)}))
+        self.story.create(name, validator={"replicas": self.dice.randint(0, 2)})
         self.runs.add(name)
 
     def _edit(self) -> None:

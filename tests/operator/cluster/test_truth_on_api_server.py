@@ -111,3 +111,9 @@ def test_children_that_were_orphaned_are_taken_over_by_the_run_that_is_made_agai
         return owners == {again["metadata"]["uid"]}
 
     story.wait_for("every child to have its new owner", adopted)
+
+
+def test_nobody_is_told_that_a_run_is_well_while_nothing_is_known_of_it(story: Story, kube: Kube) -> None:
+    story.running()
+    kube.delete("PersistentVolumeClaim", "sums-store", story.namespace)  # its pods hold it
+    story.wait_condition("TrainingRun", "sums", "Ready", "Unknown", "StoreTerminating")

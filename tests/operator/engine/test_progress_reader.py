@@ -9,7 +9,7 @@ from hostile_api import Answer, ScriptedApi, refusal
 from servers import wait_until
 from shoal.contracts.protocol import RunProgress
 from shoal_operator.engine.kinds import Key
-from shoal_operator.engine.progress import FRESH_SECONDS, TIMEOUT_SECONDS, RunProgressReader
+from shoal_operator.engine.progress import FRESH_SECONDS, SILENT_SECONDS, TIMEOUT_SECONDS, RunProgressReader
 
 KEY = Key("TrainingRun", "a", "sums")
 
@@ -72,6 +72,19 @@ def test_a_later_question_answers_at_once_and_another_answer_queues_the_run(rig:
     rig.ask()
     wait_until("the third reading", lambda: len(rig.hostile.asked) == 3)
     assert rig.queued == [KEY], "the same answer is no news"
+
+
+def test_one_late_answer_is_no_silence(rig: Rig) -> None:
+    rig.answers(at(1), refusal(503, "Away"))
+    rig.ask()
+    for seconds, silent in ((FRESH_SECONDS + 0.1, False), (SILENT_SECONDS, True)):
+        rig.now += seconds
+        asked = len(rig.hostile.asked)
+        rig.ask()
+        wait_until("another reading", lambda asked=asked: len(rig.hostile.asked) > asked)
+        wait_until("its end", lambda: rig.reader._known[rig.url].reading is None)
+        assert (rig.ask() is None) == silent
+    assert rig.queued == [KEY]
 
 
 def test_an_orchestrator_that_hangs_costs_a_moment_once(rig: Rig) -> None:
