@@ -37,7 +37,7 @@ MAX_FOREIGN = 1000
 
 
 REFUSED_SECONDS = 20.0
-"""How soon the Events of one workload are asked for again. Only those that lack pods are: a hundred such runs cost some ten requests a second."""
+"""How soon the Events of one workload are asked for again. Only those that lack pods are: a hundred such runs cost about ten requests a second."""
 
 MAX_EVENTS = 100
 """Events that are read of one workload; its controller repeats itself in series."""
@@ -103,7 +103,7 @@ class KubernetesCluster:
         read_at, said = refused.get(uid, (float("-inf"), ""))
         if now - read_at < REFUSED_SECONDS:
             return said
-        query = {
+        query: dict[str, str | int] = {
             "fieldSelector": f"regarding.name={workload['metadata']['name']},reason={REFUSED}",
             "limit": MAX_EVENTS,
         }

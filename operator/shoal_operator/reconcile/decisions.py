@@ -199,7 +199,7 @@ def time_is_up(start_time: str | None, deadline_seconds: int | None, now: dateti
 
 
 def bounded_time(text: str | None, earliest: str | None, now: datetime) -> str | None:
-    """A remembered time, moved to between `earliest`, where that is known, and now; None for none, and for what is no time."""
+    """A remembered time, moved to between `earliest`, where that is known, and now; None for none, and for what nobody can read as a time."""
     found, first = parse_time(text), parse_time(earliest)
     if found is None:
         return None

@@ -358,7 +358,7 @@ def _find(cluster: Cluster, owner: Object, name: str) -> Object | None:
         raise ClusterError(
             f"Secret {name} is not this run's: delete or rename it, or give it the label {names.RUN_LABEL}: {run}"
         )
-    content = {key: found[key] for key in ("type", "immutable", "data") if key in found}
+    content: Object = {key: found[key] for key in ("type", "immutable", "data") if key in found}
     return cluster.apply(owned(child("Secret", name, run, "keys", content), owner, cluster.namespace))
 
 

@@ -1,7 +1,7 @@
 """The last words of containers that failed: exit code, signal, reason and the end of the log. Pure.
 
 A kubelet keeps the end of a failed container's log in its pod's status (`terminationMessagePolicy: FallbackToLogsOnError`, at most 2,048 bytes). The
-pod soon goes, with its Job or its node. So the run's status keeps one entry for each cause: at most `MOST_CAUSES`, some 10 kB together.
+pod soon goes, with its Job or its node. So the run's status keeps one entry for each cause: at most `MOST_CAUSES`, about 10 kB together.
 """
 
 import re

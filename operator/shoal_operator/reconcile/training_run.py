@@ -1,7 +1,7 @@
 """Reconciles a TrainingRun: keys, configuration, prepare, control plane, trainer attempts, our three other kinds, and the run's status.
 
 Observe (`observe.py`), decide (`decisions.py`, `children/scale.py`), children (`children/`), apply, status (`run_status.py`). Nothing is remembered
-between calls but the status, of which only times and the trainer's attempts are read, and the record in `observe.py` of what is complete.
+between calls but the status. Of that only times, the trainer's attempts and last words are read. `observe.py` says what bears the rest out.
 """
 
 from collections.abc import Sequence
