@@ -110,10 +110,10 @@ def test_a_bad_name_is_refused(tmp_path: Path, name: str) -> None:
 FAULTS = {
     "gold that is wrong": ("return str(task.verification_info", "return 'x' + str(task.verification_info", "the gold answer must score 1"),
     "broken gold that is right": ('self.gold(task) + "a"', "self.gold(task)", "the broken gold answer must score 0"),
-    "an exception": ("lines = completion", "completion.encode()\n        lines = completion", "score() raised UnicodeEncodeError for the completion"),
+    "an exception": ("lines = completion", "completion.encode()\n        lines = completion", "score() raised UnicodeEncodeError"),
     "partial rewards": ("float(right)", "float(right) or 0.5", "is 0.5; allowed: 0 or 1"),
     "any answer is right": ("right = bool(lines) and", "right = not lines or", "the completion '' scores 1"),
-    "an order by hash": ("in words\n", "in set(words)\n", "two processes have different tasks"),
+    "a seed by the clock": ("random.Random(seed)", "random.Random(seed + STARTED)", "two processes have different tasks"),
     "a missing dependency": ('version = "1"', 'version = "1"; requires = ("no-such-package",)', "needs no-such-package, which is not installed"),
     "no request for a length": ("{length_suffix(target_length)}", "", "a target length of 1000 is not in the prompt"),
     "scoring without an end": ("lines = completion", "while True: pass\n        lines = completion", "8 tasks were not scored within 6 s"),
@@ -127,6 +127,7 @@ def test_a_fault_is_reported(
     package: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, fault: str
 ) -> None:
     spoil(package, before, after)
+    spoil(package, "LETTERS =", "import time\nSTARTED = time.time_ns()\nLETTERS =")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package), *filter(None, sys.path)]))
     report = check("word-puzzles", 8, 0, seconds=6.0 if "while True" in after else 100.0)
     assert any(fault in found for found in report.faults), report.faults

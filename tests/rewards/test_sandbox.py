@@ -345,7 +345,7 @@ pool.close()
 print(pool.isolation.describe(), [one.exit_code for one in done], done[0].stdout, pool._folder.exists())
 """
 
-if os.geteuid() == 0 and SYSTEM_PYTHON.exists() and all(map(isolation_module._readable_by_all, PACKAGES)):
+if os.geteuid() == 0 and SYSTEM_PYTHON.exists() and all(map(isolation_module.readable_by_all, PACKAGES)):
 
     @pytest.mark.parametrize(
         ("kind", "described"),

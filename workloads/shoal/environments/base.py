@@ -6,50 +6,33 @@ validators ask it for the reward that counts. All of them must get the same answ
 environment is deterministic and bounded: no clock, no network, no global random state, time linear in the text.
 
 Environments are installed packages that list themselves under the entry point group `shoal.environments`; `load` finds
-one by name. A run pins one by `digest`, so that a node with another version is told apart before it does any work.
+one by name. Those that are not Shoal's own run in a sandbox (`apart`). A run pins one by `digest`, so that a node with another version is told apart before it does any work.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from shoal.environments.results import BadEnvironment as BadEnvironment
+from shoal.environments.results import Score as Score
+from shoal.environments.results import Unscorable as Unscorable
+
 if TYPE_CHECKING:
     from shoal.contracts.tasks import Task
 
 ENTRY_POINT_GROUP = "shoal.environments"
-
-
-class BadEnvironment(ValueError):
-    """The environment that a run names cannot be used; the message says what is installed."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """The task reward of one completion: 0.0 (wrong) to 1.0 (right), and in a few words why."""
-
-    task_reward: float
-    detail: str = ""
-    program_seconds: float = field(default=0.0, compare=False)
-    """CPU seconds of the programs that were run for it."""
-
-
-@dataclass(frozen=True)
-class Unscorable:
-    """Scoring itself failed (never: the answer was wrong). The row is left out of its group, and is not a zero."""
-
-    reason: str
-    program_seconds: float = field(default=0.0, compare=False)
-    passing: bool = field(default=False, compare=False)
-    """The machine is at fault and not the task: another try may succeed."""
+OWN_MODULES = "shoal.environments."
+TRUSTED_VARIABLE = "SHOAL_TRUSTED_ENVIRONMENTS"
+"""Names of installed environments, with commas or spaces between them, that this machine's owner trusts with its files, keys and network."""
 
 
 @runtime_checkable
@@ -107,15 +90,27 @@ def length_suffix(target_length: int | None) -> str:
 
 
 def installed() -> dict[str, EntryPoint]:
-    """Environments on this machine by name. Nothing is imported yet."""
-    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    """Environments on this machine by name. Nothing is imported yet. Of two with one name, the one that is Shoal's own counts."""
+    found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    return found | {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP) if in_process(point)}
+
+
+def in_process(point: EntryPoint) -> bool:
+    """Whether an environment runs with this process's rights: Shoal's own do, and those that the machine's owner names in `TRUSTED_VARIABLE`."""
+    trusted = os.environ.get(TRUSTED_VARIABLE, "").replace(",", " ").split()
+    return point.module.startswith(OWN_MODULES) or point.name in trusted
 
 
 def parameter(name: str) -> str | None:
     """The name of the parameter behind the colon in an environment's name. None for an environment without parts, or that cannot be imported."""
+    point = installed()[name]
     try:
-        found = getattr(installed()[name].load(), "parameter", None)
-    except ImportError:
+        if not in_process(point):
+            from shoal.environments.apart import parameter_of  # sandboxes, which few processes need
+
+            return parameter_of(name, point.value)
+        found = getattr(point.load(), "parameter", None)
+    except (ImportError, BadEnvironment):
         return None
     return None if found is None else str(found)
 
@@ -137,6 +132,10 @@ def load(name: str) -> Environment:
             f"environment {plain!r} is not installed here; installed: {names}. "
             f"Install the package that lists it under the entry point group {ENTRY_POINT_GROUP!r}"
         )
+    if not in_process(found[plain]):
+        from shoal.environments.apart import Apart  # sandboxes, which few processes need
+
+        return Apart(name, found[plain].value)
     make = found[plain].load()
     if colon and getattr(make, "parameter", None) is None:
         raise BadEnvironment(
@@ -164,7 +163,8 @@ def digest(environment: Environment) -> str:
     base classes, and of this one: a change in a shared scorer or in the suffix counts too. It also covers `sources` with all modules below them,
     and the versions of `requires`. Line ends are normalised: they carry no meaning. BadEnvironment when one of these is not there.
     """
-    names = {cls.__module__ for cls in type(environment).__mro__} - {"builtins", "typing"} | {__name__}
+    names = {cls.__module__ for cls in type(environment).__mro__} - {"builtins", "typing"}
+    names |= {__name__, Score.__module__}
     files = dict(_module_file(environment, name) for name in names)
     for name in getattr(environment, "sources", ()):
         files |= dict(_files_below(environment, name))

@@ -13,6 +13,7 @@ from typing import Any
 
 from shoal.contracts.tasks import Task, read_tasks, tasks_digest, write_tasks
 from shoal.environments.base import Environment, Score, Unscorable, digest, load
+from shoal.environments.results import EnvironmentBroke
 
 HOSTILE = (
     "",
@@ -49,6 +50,9 @@ def probe(environment: Environment, count: int, seed: int) -> dict[str, Any]:
                 again = environment.score(task, completion) if wanted is not None else score
             except Exception as error:  # whatever it is, it is the fault that is looked for
                 faults.append(f"{task.problem_id}: score() raised {type(error).__name__} for {what}: {error}"[:500])
+                continue
+            if isinstance(score, EnvironmentBroke):
+                faults.append(f"{task.problem_id}: {what}: {score.reason}"[:500])
                 continue
             faults += _about_answer(environment, task, what, completion, wanted)
             slowest = max(slowest, time.perf_counter() - began)

@@ -104,12 +104,12 @@ def _candidate(kind: Kind) -> tuple[Isolation | None, str | None]:
         return Isolation(kind, own, own_user=False), None
     # Without a file system of its own, another user must be able to read the interpreter where it lies.
     for interpreter in (own, f"/usr/bin/python3.{sys.version_info.minor}"):
-        if os.access(interpreter, os.X_OK) and _readable_by_all(Path(interpreter)):
+        if os.access(interpreter, os.X_OK) and readable_by_all(Path(interpreter)):
             return Isolation(kind, interpreter, own_user=True), None
     return None, f"another user cannot read the interpreter {own}, and there is none of the same version in /usr/bin"
 
 
-def _readable_by_all(path: Path) -> bool:
+def readable_by_all(path: Path) -> bool:
     return all(folder.stat().st_mode & stat.S_IXOTH for folder in (path, *path.parents))
 
 
@@ -136,6 +136,11 @@ class SandboxPlace:
     uid: int
     guest: Path
     folder: Path
+    readable: tuple[str, ...] = ()
+    """Further files and folders to read, by their real paths."""
+    entry: str = GUEST
+    writes: bool = True
+    """Without, there is no folder to write to, and `folder` is not used."""
 
 
 def command(isolation: Isolation, place: SandboxPlace) -> list[str]:
@@ -143,8 +148,10 @@ def command(isolation: Isolation, place: SandboxPlace) -> list[str]:
     boxed = isolation.kind == "bubblewrap"
     root = os.geteuid() == 0
     guest = "/sandbox" if boxed else str(place.guest)
+    folder = _inside_folder(boxed, place)
     settings = {
-        "folder": INSIDE_FOLDER if boxed else str(place.folder),
+        "folder": folder,
+        "writable": [folder, "/dev/null"] if place.writes else ["/dev/null"],
         "uid": place.uid if isolation.own_user else None,
         "landlock": isolation.kind == "landlock",
         "readable": [
@@ -153,17 +160,25 @@ def command(isolation: Isolation, place: SandboxPlace) -> list[str]:
             *map(str, _system_folders()),
             *python_paths(isolation.interpreter),
             "/dev/urandom",
+            *place.readable,
         ],
         "seccomp": isolation.kind != "none",
     }
-    python = [isolation.interpreter, "-s", "-S", "-B", "-P", "-c", GUEST, marshal.dumps(settings).hex()]
+    python = [isolation.interpreter, "-s", "-S", "-B", "-P", "-c", place.entry, marshal.dumps(settings).hex()]
     return [*_bubblewrap(isolation, place, root), *python] if boxed else python
+
+
+def _inside_folder(boxed: bool, place: SandboxPlace) -> str:
+    """Where the program is, as it sees it."""
+    if not place.writes:
+        return "/"
+    return INSIDE_FOLDER if boxed else str(place.folder)
 
 
 def environment(isolation: Isolation, place: SandboxPlace) -> dict[str, str]:
     """Nothing of ours: the sandbox's own variables only."""
     boxed = isolation.kind == "bubblewrap"
-    folder = INSIDE_FOLDER if boxed else str(place.folder)
+    folder = _inside_folder(boxed, place)
     return ENVIRONMENT | {"HOME": folder, "TMPDIR": folder, "PYTHONPATH": "/sandbox" if boxed else str(place.guest)}
 
 
@@ -194,14 +209,16 @@ def _bubblewrap(isolation: Isolation, place: SandboxPlace, root: bool) -> list[s
             line += ["--symlink", os.readlink(path), str(path)]
         else:
             line += ["--ro-bind", str(path), str(path)]
-    for given in python_paths(isolation.interpreter):
+    for given in (*python_paths(isolation.interpreter), *place.readable):
         for parent in reversed(Path(given).parents[:-1]):  # left to itself, bwrap makes them for their owner only
             line += ["--perms", "0755", "--dir", str(parent)]
         line += ["--ro-bind", given, given]
     line += ["--ro-bind", str(place.guest), "/sandbox", "--dir", "/dev"]
     for device in ("/dev/null", "/dev/urandom"):
         line += ["--dev-bind", device, device]
-    line += ["--perms", "0777", "--size", str(FILE_BYTES), "--tmpfs", INSIDE_FOLDER, "--chdir", INSIDE_FOLDER]
+    if place.writes:
+        line += ["--perms", "0777", "--size", str(FILE_BYTES), "--tmpfs", INSIDE_FOLDER]
+    line += ["--chdir", _inside_folder(True, place)]
     return [*line, "--remount-ro", "/", "--"]
 
 

@@ -27,12 +27,13 @@ PROGRAM_NAME = "program.py"
 def main() -> None:
     settings: dict[str, Any] = marshal.loads(bytes.fromhex(sys.argv[1]))  # noqa: S302 - from our own parent
     try:
-        _lock_in(settings)
+        lock_in(settings)
+        fixed.fix()
     except (OSError, ValueError) as error:
         os.write(1, FAILED + f"{type(error).__name__}: {error}".encode())
         os._exit(1)
     os.write(1, READY)
-    frame = marshal.loads(_read_exactly(int.from_bytes(_read_exactly(4), "big")))  # noqa: S302 - from our own parent
+    frame = marshal.loads(read_exactly(int.from_bytes(read_exactly(4), "big")))  # noqa: S302 - from our own parent
     os.write(1, TAKEN)
     for name, value in frame["limits"].items():
         lockdown.limit(getattr(resource, name), value)
@@ -40,22 +41,22 @@ def main() -> None:
     _run(frame)
 
 
-def _lock_in(settings: "dict[str, Any]") -> None:
-    """Layers in the order in which they can still be put up, and then the clock and random numbers that are the same everywhere."""
+def lock_in(settings: "dict[str, Any]") -> None:
+    """Layers in the order in which they can still be put up. OSError or ValueError when one cannot."""
     os.chdir(settings["folder"])
     os.umask(0o077)
     lockdown.limit(resource.RLIMIT_CORE, 0)
     lockdown.no_new_privileges()
     if settings["landlock"]:
-        lockdown.only_these_files(settings["readable"], [settings["folder"], "/dev/null"])
+        lockdown.only_these_files(settings["readable"], settings["writable"])
     if settings["uid"] is not None:
         lockdown.become(settings["uid"])
+    lockdown.end_with_parent()
     if settings["seccomp"]:
         lockdown.only_these_calls()
-    fixed.fix()
 
 
-def _read_exactly(count: int) -> bytes:
+def read_exactly(count: int) -> bytes:
     """From the descriptor itself: a buffered reader would swallow the program's input."""
     data = b""
     while len(data) < count:

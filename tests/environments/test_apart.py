@@ -1,0 +1,233 @@
+"""Environments of others, in a sandbox: each attack is harmless to this machine and is named, and the next question is answered."""
+
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from servers import ROOT
+from shoal.contracts.mixture import SourceTerms
+from shoal.contracts.tasks import Task
+from shoal.environments import apart, base
+from shoal.environments.apart import Apart
+from shoal.environments.base import BadEnvironment, Environment, digest, load
+from shoal.environments.mixture import environment_of
+from shoal.environments.results import EnvironmentBroke, Score
+from shoal.rewards.sandbox import service
+
+TASK = Task(problem_id="0", task_type="hostile", prompt="?")
+SECRET = "the node's key"
+
+
+@pytest.fixture(scope="module", params=["bubblewrap", "landlock"])
+def machine(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder that every user may read, so that the walls alone keep its key: with the package `hostile` installed beside it."""
+    folder = Path(tempfile.mkdtemp(prefix="shoal-hostile-"))
+    package = folder / "packages" / "hostile_of_others"
+    metadata = folder / "packages" / "hostile-1.dist-info"
+    for each in (package, metadata):
+        each.mkdir(parents=True)
+    key = folder / "node.key"
+    key.write_text(SECRET)
+    source = (ROOT / "tests" / "environments" / "hostile_package.py").read_text()
+    (package / "__init__.py").write_text(source.replace("@KEY@", str(key)))
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(
+        "[shoal.environments]\nhostile = hostile_of_others:Hostile\nabsent = hostile_of_others:Absent\narithmetic = hostile_of_others:Hostile\n"
+    )
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOAL_SANDBOX", request.param)
+        patch.setenv("SHOAL_SECRET", SECRET)
+        patch.setattr(sys, "path", [*sys.path, str(folder / "packages")])
+        service.isolation_here.cache_clear()
+        load.cache_clear()
+        assert service.isolation_here().kind == request.param
+        yield folder
+    service.isolation_here.cache_clear()
+    load.cache_clear()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def hostile(machine: Path) -> Environment:
+    return load("hostile")
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "QUESTION_SECONDS", 2.0)
+
+
+REFUSED = {
+    "key": "FileNotFoundError|PermissionError",
+    "parent": "FileNotFoundError|PermissionError",
+    "first process": "FileNotFoundError|PermissionError",
+    "write the key": "FileNotFoundError|PermissionError|OSError",
+    "write at home": "PermissionError|OSError",
+    "write in /tmp": "FileNotFoundError|PermissionError|OSError",
+    "write its package": "PermissionError|OSError",
+    "remove": "FileNotFoundError|PermissionError|OSError",
+    "chmod": "PermissionError",
+    "socket": "PermissionError",
+    "unix socket": "PermissionError",
+    "fork": "PermissionError",
+    "command": "PermissionError",
+    "kill": "PermissionError",
+    "kill all": "PermissionError",
+    "trace": "PermissionError",
+    "grow": "MemoryError",
+    "an object": "TypeError",
+}
+ENDED = {
+    "spin": "score() gave no answer within 2 s of CPU time",
+    "sleep": "score() gave no answer within 2 s, and did not compute",
+    "unfinished": "score() gave no answer within 2 s, and did not compute",
+    "exit": "score() ended by itself (code 0)",
+    "leave": "score() ended by itself (code 3)",
+    "close": "score() ended by itself (code 120)",
+    "long": "score() gave an answer of 335",
+    "gigabyte": "score() gave an answer of 1073741824 bytes; allowed: 16777216",
+    "pickle": "score() gave no answer of its kind",
+    "deep": "score() gave no answer of its kind",
+    "bytes": "score() gave no answer of its kind",
+    "number": "score() gave no answer of its kind",
+    "keys": "score() gave no answer of its kind: neither a value nor an error",
+    "text": "score() gave no answer of its kind",
+    "none": "score() gave no answer of its kind",
+    "truth": "score() gave no answer of its kind",
+    "five": "score() gave no answer of its kind: SaidScore.task_reward: Input should be less than or equal to 1",
+    "nan": "score() gave no answer of its kind",
+    "wrong detail": "score() gave no answer of its kind: SaidScore.detail: Input should be a valid string",
+}
+
+
+def unharmed(machine: Path, hostile: Environment) -> None:
+    assert (machine / "node.key").read_text() == SECRET
+    assert sorted(path.name for path in machine.rglob("*") if path.is_file()) == [
+        "METADATA", "__init__.py", "entry_points.txt", "node.key",
+    ]  # fmt: skip
+    assert not Path("left").exists()
+    assert not Path("/tmp/left-by-hostile").exists()
+    assert hostile.score(TASK, "right") == Score(1.0)
+    assert hostile.score(TASK, "wrong") == Score(0.0)
+
+
+@pytest.mark.parametrize("attack", REFUSED)
+def test_what_it_tries_is_refused_and_named(machine: Path, hostile: Environment, attack: str) -> None:
+    found = hostile.score(TASK, attack)
+    assert isinstance(found, EnvironmentBroke), found
+    assert any(f"environment 'hostile': score() raised {name}" in found.reason for name in REFUSED[attack].split("|"))
+    unharmed(machine, hostile)
+
+
+@pytest.mark.parametrize("machine", ["bubblewrap"], indirect=True)
+@pytest.mark.parametrize("attack", ENDED)
+def test_a_process_that_gives_no_score_is_replaced(machine: Path, hostile: Environment, attack: str) -> None:
+    found = hostile.score(TASK, attack)
+    assert isinstance(found, EnvironmentBroke), found
+    assert f"environment 'hostile': {ENDED[attack]}" in found.reason
+    unharmed(machine, hostile)
+
+
+@pytest.mark.parametrize("attack", ["variables", "walk", "at import"])
+def test_what_it_sees_has_no_secret(machine: Path, hostile: Environment, attack: str) -> None:
+    found = hostile.score(TASK, attack)
+    assert isinstance(found, Score)
+    assert SECRET not in found.detail
+    assert "node.key" not in found.detail
+    unharmed(machine, hostile)
+
+
+def test_nothing_of_its_package_is_imported_here(hostile: Environment) -> None:
+    assert isinstance(hostile, Apart)
+    assert "hostile_of_others" not in sys.modules
+    assert len(digest(hostile)) == 64
+    assert "hostile_of_others" not in sys.modules
+
+
+def test_its_digest_covers_its_package(machine: Path, hostile: Environment) -> None:
+    before = digest(hostile)
+    module = machine / "packages" / "hostile_of_others" / "__init__.py"
+    text = module.read_text()
+    try:
+        module.write_text(text + "# another\n")
+        assert digest(hostile) != before
+    finally:
+        module.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("seed", "reason"),
+    [
+        (1, "tasks() gave 4 tasks"),
+        (2, "tasks() raised AttributeError"),
+        (3, "tasks() gave no answer of its kind: 0.problem_id"),
+    ],
+)
+def test_tasks_that_are_none_are_refused(hostile: Environment, seed: int, reason: str) -> None:
+    with pytest.raises(ValueError, match="environment 'hostile'") as refused:
+        hostile.tasks(3, seed)
+    assert reason in str(refused.value)
+    assert [task.problem_id for task in hostile.tasks(3, 0)] == ["0", "1", "2"]
+
+
+def test_a_prompt_that_is_no_text_is_refused(hostile: Environment) -> None:
+    with pytest.raises(BadEnvironment, match=r"environment 'hostile': prompt\(\) gave no answer of its kind"):
+        hostile.prompt(TASK.model_copy(update={"problem_id": "1"}), None)
+    assert hostile.prompt(TASK, None) == "?"
+
+
+def test_many_threads_may_ask(hostile: Environment) -> None:
+    found: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: found.extend(hostile.score(TASK, "right") for _ in range(50))) for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [Score(1.0)] * 300
+
+
+def test_one_that_cannot_be_loaded_is_named(machine: Path) -> None:
+    with pytest.raises(BadEnvironment, match="environment 'absent': AttributeError: .*Absent"):
+        load("absent")
+
+
+def test_the_name_of_one_of_shoals_own_cannot_be_taken(machine: Path) -> None:
+    assert not isinstance(load("arithmetic"), Apart)
+
+
+def test_sources_of_a_mixture_are_apart_too(machine: Path) -> None:
+    mixed = environment_of("mixture", [SourceTerms(name="theirs", environment="hostile", task_count=1, weight=1)])
+    task = TASK.model_copy(update={"task_type": "theirs"})
+    assert isinstance(mixed.score(task, "key"), EnvironmentBroke)
+    assert mixed.score(task, "right") == Score(1.0)
+    assert len(digest(mixed)) == 64
+
+
+def test_an_owner_may_trust_one(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(base.TRUSTED_VARIABLE, "others, hostile")
+    assert base.in_process(base.installed()["hostile"])
+    monkeypatch.setenv(base.TRUSTED_VARIABLE, "others")
+    assert not base.in_process(base.installed()["hostile"])
+
+
+def test_without_walls_it_does_not_run(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+    monkeypatch.setenv("SHOAL_SANDBOX", "bubblewrap")
+    service.isolation_here.cache_clear()
+    try:
+        with pytest.raises(
+            BadEnvironment, match="is not Shoal's own, and must run in a sandbox: programs cannot be isolated"
+        ):
+            Apart("hostile", "hostile_of_others:Hostile")
+    finally:
+        service.isolation_here.cache_clear()

@@ -1,0 +1,364 @@
+"""An environment that is not Shoal's own, in a sandbox: the same members as any, answered by a process without files, network and keys.
+
+In: an entry point's name and value; nothing of its package is imported here. Out: an `Environment`. `base.load` makes it, so that prepare, workers,
+validators and evaluations all have it. `served` is the other side. The process sees Python, the installed packages, Shoal's source and the
+environment's package, and has no variable of ours. Answers are JSON, bounded in bytes, and checked by a schema, for the package may send anything.
+A process that ends, hangs or says something else is ended, and the next question starts another: the row is unscorable, never a zero.
+
+Cost, at a run's size: a question with its answer takes 0.15 ms of both processes' CPU time, so that 285,000 tasks with a prompt and a gold answer
+each take 90 s in prepare; a process takes 1 s to start and 100 MB. Up to `MOST_PROCESSES` of them answer several threads.
+"""
+
+import atexit
+import json
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+
+import shoal
+from shoal.contracts.base import Contract
+from shoal.contracts.tasks import Task
+from shoal.environments.results import BadEnvironment, EnvironmentBroke, Score, Unscorable
+from shoal.rewards.sandbox.program import NoIsolation
+from shoal.rewards.sandbox.service import Served, Service, ServiceFailed
+
+Answer = TypeVar("Answer")
+
+MOST_PROCESSES = 4
+QUESTION_SECONDS = 5.0
+"""CPU time of a score, a prompt or a tool's output, as the judges of mathematics have it."""
+TASKS_SECONDS = 300.0
+"""CPU time until the first tasks come, and again until the next."""
+LOAD_SECONDS = 120.0
+ANSWER_BYTES = 16 << 20
+"""Of any answer. A task with its tests may take megabytes; parts of a list of tasks are smaller."""
+MOST_TASKS_BYTES = 8 << 30
+TRIES = 2
+"""A process that ended by itself may have been killed because the machine had no memory."""
+SHOAL_MODULE = re.compile(r"shoal(\.[a-z_][a-z0-9_]*)+")
+
+Words = Annotated[str, StringConstraints(max_length=4096)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+
+
+class Described(Contract):
+    """What the process says of its environment before the first question."""
+
+    name: Name = "?"
+    version: Name = "?"
+    parameter: Words | None = None
+    members: list[Name] = Field(default_factory=list, max_length=16)
+    runs_programs: bool = False
+    requires: list[Name] = Field(default_factory=list, max_length=64)
+    extra: Name | None = None
+    sources: list[Name] = Field(default_factory=list, max_length=256)
+    stop: list[Name] = Field(default_factory=list, max_length=16)
+    most_calls: int = Field(default=0, ge=0, le=10_000)
+    error: Words | None = None
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class SaidScore(_Strict):
+    task_reward: float = Field(ge=0, le=1)
+    detail: Words
+    program_seconds: float = Field(ge=0)
+
+
+class SaidUnscorable(_Strict):
+    reason: Words
+    program_seconds: float = Field(ge=0)
+    passing: bool
+
+
+SCORES: TypeAdapter[SaidScore | SaidUnscorable] = TypeAdapter(SaidScore | SaidUnscorable)
+TEXTS = TypeAdapter(str, config=ConfigDict(strict=True))
+MAYBE_TEXTS: TypeAdapter[str | None] = TypeAdapter(str | None, config=ConfigDict(strict=True))
+OUTPUTS: TypeAdapter[str | SaidUnscorable | None] = TypeAdapter(str | SaidUnscorable | None)
+FLAGS = TypeAdapter(bool, config=ConfigDict(strict=True))
+COUNTS: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=0, strict=True)])
+LINES: TypeAdapter[list[str]] = TypeAdapter(Annotated[list[Words], Field(max_length=100)])
+TASKS: TypeAdapter[list[Task]] = TypeAdapter(list[Task])
+
+
+class NoAnswer(Exception):
+    """The environment gave none; the message says what it did instead."""
+
+
+class Apart:
+    """An environment called `name` (`NAME` or `NAME:PART`) with the entry point `value`. BadEnvironment when it cannot be used."""
+
+    def __init__(self, name: str, value: str) -> None:
+        self._processes = _Processes(name, value)
+        described = self._processes.described
+        if described.error is not None:
+            raise BadEnvironment(f"environment {name!r}: {described.error}")
+        if described.name != name:
+            raise BadEnvironment(
+                f"entry point {name!r} ({value}) is an environment with the name {described.name!r:.100}"
+            )
+        self.name, self.version = name, described.version
+        self.runs_programs = described.runs_programs
+        self.requires, self.extra = tuple(described.requires), described.extra
+        self.sources = (value.partition(":")[0].partition(".")[0], *_pinned(described.sources))
+        """The whole package that the entry point names, and the modules of Shoal that its classes come from."""
+        if described.parameter is not None:
+            self.parameter = described.parameter
+        for member in ("task_count", "has_answer", "broken", "flaw", "problems"):
+            if member in described.members:  # others look whether an environment has them
+                setattr(self, member, getattr(self, f"_{member}"))
+        if "observe" in described.members and described.stop:
+            self.stop, self.most_calls = tuple(described.stop), described.most_calls
+            self.observe = self._observe
+
+    def tasks(self, count: int, seed: int) -> list[Task]:
+        """As of any environment. ValueError also when it gives no tasks, or more than it was asked for."""
+        try:
+            return self._processes.tasks(count, seed)
+        except NoAnswer as error:
+            raise ValueError(str(error)) from None
+
+    def prompt(self, task: Task, target_length: int | None) -> str:
+        """As of any environment. BadEnvironment when it gives none."""
+        return self._text("prompt", task=task, target_length=target_length)
+
+    def score(self, task: Task, completion: str) -> Score | Unscorable:
+        """As of any environment; EnvironmentBroke when it gives none."""
+        try:
+            said = self._processes.ask("score", SCORES, task=task, completion=completion)
+        except NoAnswer as error:
+            return EnvironmentBroke(str(error))
+        return _unscorable(said) if isinstance(said, SaidUnscorable) else Score(**said.model_dump())
+
+    def gold(self, task: Task) -> str:
+        """As of any environment. BadEnvironment when it gives none."""
+        return self._text("gold", task=task)
+
+    def _broken(self, task: Task) -> str:
+        return self._text("broken", task=task)
+
+    def _flaw(self, task: Task) -> str | None:
+        try:
+            return self._processes.ask("flaw", MAYBE_TEXTS, task=task)
+        except NoAnswer as error:
+            raise ValueError(str(error)) from None
+
+    def _observe(self, task: Task, text: str) -> str | Unscorable | None:
+        try:
+            said = self._processes.ask("observe", OUTPUTS, task=task, text=text)
+        except NoAnswer as error:
+            return EnvironmentBroke(str(error))
+        return _unscorable(said) if isinstance(said, SaidUnscorable) else said
+
+    def _has_answer(self, task: Task, completion: str) -> bool:
+        try:
+            return self._processes.ask("has_answer", FLAGS, task=task, completion=completion)
+        except NoAnswer:
+            return False
+
+    def _task_count(self) -> int:
+        try:
+            return self._processes.ask("task_count", COUNTS, seconds=TASKS_SECONDS)
+        except NoAnswer as error:
+            raise ValueError(str(error)) from None
+
+    def _problems(self) -> list[str]:
+        try:
+            return self._processes.ask("problems", LINES)
+        except NoAnswer as error:
+            return [str(error)]
+
+    def _text(self, call: str, **arguments: Any) -> str:
+        try:
+            return self._processes.ask(call, TEXTS, **arguments)
+        except NoAnswer as error:
+            raise BadEnvironment(str(error)) from None
+
+
+class _Raised(NoAnswer):
+    """Its code raised an exception, and its process goes on."""
+
+
+class _Processes:
+    """Processes of one environment: as many as questions come at once, at most `MOST_PROCESSES`. Any thread may ask."""
+
+    def __init__(self, name: str, value: str) -> None:
+        self._name = name
+        self._served = _served(name, value)
+        self._forget()
+        atexit.register(self.close)
+        try:
+            service, self.described = self._started()
+        except (NoIsolation, ServiceFailed, NoAnswer) as error:
+            raise BadEnvironment(
+                f"environment {name!r} is not Shoal's own, and must run in a sandbox: {error}"
+            ) from None
+        self._keep(service)
+
+    def ask(self, call: str, answers: TypeAdapter[Answer], *, seconds: float | None = None, **arguments: Any) -> Answer:
+        """The answer to one question. NoAnswer when there is none, or it is none of `answers`."""
+        failure: ServiceFailed | None = None
+        for _ in range(TRIES):
+            try:
+                with self._taken() as service:
+                    said = service.ask(_question(call, arguments), ANSWER_BYTES, seconds or QUESTION_SECONDS)
+                    return self._checked(call, said, answers)
+            except ServiceFailed as error:
+                failure = error
+                if not error.ended_by_itself:
+                    break
+        raise NoAnswer(f"environment {self._name!r}: {call}() {failure}")
+
+    def tasks(self, count: int, seed: int) -> list[Task]:
+        """Tasks, which come in parts. NoAnswer when they do not, or are too many."""
+        found: list[Task] = []
+        size, question = 0, _question("tasks", {"count": count, "seed": seed})
+        try:
+            with self._taken() as service:
+                while True:
+                    said = service.ask(question, ANSWER_BYTES, TASKS_SECONDS)
+                    part = self._checked("tasks", said, TASKS)
+                    if not part:
+                        return found
+                    found += part
+                    size += len(said)
+                    if len(found) > count or size > MOST_TASKS_BYTES:
+                        raise NoAnswer(
+                            f"environment {self._name!r}: tasks() gave {len(found)} tasks in {size} bytes; asked: {count},"
+                            f" in at most {MOST_TASKS_BYTES}"
+                        )
+                    question = b""
+        except ServiceFailed as error:
+            raise NoAnswer(f"environment {self._name!r}: tasks() {error}") from None
+
+    def close(self) -> None:
+        """End those that wait."""
+        with self._lock:
+            idle = self._idle if self._owner == os.getpid() else []
+            self._idle = []
+        for service in idle:
+            service.close()
+
+    @contextmanager
+    def _taken(self) -> Iterator[Service]:
+        """A process for one question. It is ended when the question fails, unless its code has only raised."""
+        if self._owner != os.getpid():  # after a fork the parent's processes are the parent's
+            self._forget()
+        with self._room:
+            with self._lock:
+                service = self._idle.pop() if self._idle else None
+            if service is None:
+                service, described = self._started()
+                if described != self.described:
+                    service.close()
+                    raise NoAnswer(f"environment {self._name!r}: a second process has another description of it")
+            try:
+                yield service
+            except _Raised:
+                self._keep(service)
+                raise
+            except BaseException:
+                service.close()
+                raise
+            self._keep(service)
+
+    def _keep(self, service: Service) -> None:
+        with self._lock:
+            self._idle.append(service)
+
+    def _forget(self) -> None:
+        self._owner = os.getpid()
+        self._idle: list[Service] = []
+        self._lock = threading.Lock()
+        self._room = threading.BoundedSemaphore(min(MOST_PROCESSES, len(os.sched_getaffinity(0))))
+
+    def _started(self) -> tuple[Service, Described]:
+        """A process that has loaded the environment. NoIsolation, ServiceFailed or NoAnswer."""
+        service = Service(self._served)
+        try:
+            said = service.ask(b"", ANSWER_BYTES, LOAD_SECONDS)
+            try:
+                return service, Described.model_validate(json.loads(said))
+            except (ValidationError, ValueError, RecursionError) as error:
+                raise NoAnswer(f"what it says of itself is no description: {_short(error)}") from None
+        except BaseException:
+            service.close()
+            raise
+
+    def _checked(self, call: str, said: bytes, answers: TypeAdapter[Answer]) -> Answer:
+        try:
+            answer = json.loads(said)
+            if isinstance(answer, dict) and answer.keys() == {"error"} and isinstance(answer["error"], str):
+                raise _Raised(f"environment {self._name!r}: {answer['error']:.1000}")
+            if not isinstance(answer, dict) or answer.keys() != {"value"}:
+                raise ValueError("neither a value nor an error")
+            return answers.validate_python(answer["value"])
+        except (ValidationError, ValueError, RecursionError) as error:
+            raise NoAnswer(
+                f"environment {self._name!r}: {call}() gave no answer of its kind: {_short(error)}"
+            ) from None
+
+
+def parameter_of(name: str, value: str) -> str | None:
+    """What may stand behind a colon in an environment's name. BadEnvironment when it cannot be loaded."""
+    processes = _Processes(name, value)
+    processes.close()
+    return processes.described.parameter
+
+
+def _served(name: str, value: str) -> Served:
+    """What an environment's process runs and may read. Nothing of the package is run to find it."""
+    top = value.partition(":")[0].partition(".")[0]
+    found = find_spec(top)
+    if found is None or found.origin is None or not os.path.isfile(found.origin):
+        raise BadEnvironment(f"environment {name!r}: {top} is no package with a file __init__.py, and no module")
+    place = os.path.dirname(found.origin) if found.submodule_search_locations else found.origin
+    packages = {
+        os.path.realpath(entry)
+        for entry in sys.path
+        if os.path.basename(entry) in ("site-packages", "dist-packages") and os.path.isdir(entry)
+    }
+    own = os.path.dirname(os.path.realpath(shoal.__file__))
+    return Served(
+        module="shoal.environments.served",
+        arguments={"name": name, "value": value},
+        places={top: os.path.realpath(place), "shoal": own},
+        path=tuple(sorted(packages)),
+    )
+
+
+def _pinned(sources: list[str]) -> tuple[str, ...]:
+    """Modules whose source the digest covers: those of Shoal by their names, others by their package, which is found without running it."""
+    kept: dict[str, None] = {}
+    for source in sources:
+        top = source.partition(".")[0]
+        if SHOAL_MODULE.fullmatch(source):
+            kept[source] = None
+        elif top.isidentifier() and top not in (*sys.stdlib_module_names, "shoal"):
+            kept[top] = None
+    return tuple(kept)
+
+
+def _question(call: str, arguments: dict[str, Any]) -> bytes:
+    plain = {key: each.model_dump(mode="json") if isinstance(each, Task) else each for key, each in arguments.items()}
+    return json.dumps({"call": call, "arguments": plain}).encode()
+
+
+def _short(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"[:300]
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _unscorable(said: SaidUnscorable) -> Unscorable:
+    return Unscorable(said.reason, said.program_seconds, said.passing)

@@ -1,0 +1,32 @@
+"""What comes of an environment: a score, none, or the news that it cannot be used. Pure values, which `base` hands on."""
+
+from dataclasses import dataclass, field
+
+
+class BadEnvironment(ValueError):
+    """The environment that a run names cannot be used; the message says what is installed."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The task reward of one completion: 0.0 (wrong) to 1.0 (right), and in a few words why."""
+
+    task_reward: float
+    detail: str = ""
+    program_seconds: float = field(default=0.0, compare=False)
+    """CPU seconds of the programs that were run for it."""
+
+
+@dataclass(frozen=True)
+class Unscorable:
+    """Scoring itself failed (never: the answer was wrong). The row is left out of its group, and is not a zero."""
+
+    reason: str
+    program_seconds: float = field(default=0.0, compare=False)
+    passing: bool = field(default=False, compare=False)
+    """The machine is at fault and not the task: another try may succeed."""
+
+
+@dataclass(frozen=True)
+class EnvironmentBroke(Unscorable):
+    """The environment's own code raised, ended, took too long or gave what is no score."""
