@@ -197,7 +197,7 @@ def test_many_threads_may_ask(hostile: Environment) -> None:
 
 
 def test_one_that_cannot_be_loaded_is_named(machine: Path) -> None:
-    with pytest.raises(BadEnvironment, match="environment 'absent': AttributeError: .*Absent"):
+    with pytest.raises(BadEnvironment, match=r"environment 'absent': AttributeError: .*Absent"):
         load("absent")
 
 
@@ -211,6 +211,22 @@ def test_sources_of_a_mixture_are_apart_too(machine: Path) -> None:
     assert isinstance(mixed.score(task, "key"), EnvironmentBroke)
     assert mixed.score(task, "right") == Score(1.0)
     assert len(digest(mixed)) == 64
+
+
+def test_a_package_in_a_folder_of_its_own_is_found_and_nothing_of_it_is_on_our_path(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = digest(load("hostile"))
+    folder = str(machine / "packages")
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != folder])
+    assert "hostile" not in base.installed()
+    monkeypatch.setenv("SHOAL_ENVIRONMENTS", os.pathsep.join([folder, "/nowhere"]))
+    load.cache_clear()
+    found = load("hostile")
+    assert isinstance(found.score(TASK, "key"), EnvironmentBroke)
+    assert found.score(TASK, "right") == Score(1.0)
+    assert digest(found) == beside
+    assert not isinstance(load("arithmetic"), Apart)
 
 
 def test_an_owner_may_trust_one(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

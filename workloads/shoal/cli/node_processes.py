@@ -38,7 +38,18 @@ MAX_LOG_BYTES = 32 << 20
 """A log above this is cut to its newer half."""
 
 PASSED_ON = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME")
-PASSED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "OMP_", "VLLM_", "TORCH", "TRITON_", "HF_HOME")
+PASSED_PREFIXES = (
+    "LC_",
+    "CUDA_",
+    "NVIDIA_",
+    "OMP_",
+    "VLLM_",
+    "TORCH",
+    "TRITON_",
+    "HF_HOME",
+    "SHOAL_ENVIRONMENTS",
+    "SHOAL_TRUSTED_",
+)
 """Variables of the owner's environment that processes get: nothing that might be somebody's password."""
 
 

@@ -6,7 +6,8 @@ validators ask it for the reward that counts. All of them must get the same answ
 environment is deterministic and bounded: no clock, no network, no global random state, time linear in the text.
 
 Environments are installed packages that list themselves under the entry point group `shoal.environments`; `load` finds
-one by name. Those that are not Shoal's own run in a sandbox (`apart`). A run pins one by `digest`, so that a node with another version is told apart before it does any work.
+one by name. Those that are not Shoal's own run in a sandbox (`apart`). A run pins one by `digest`, so that a node with
+another version is told apart before it does any work.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from shoal.environments.places import points_in_folders, spec_of
 from shoal.environments.results import BadEnvironment as BadEnvironment
 from shoal.environments.results import Score as Score
 from shoal.environments.results import Unscorable as Unscorable
@@ -52,7 +53,7 @@ class Environment(Protocol):
     - `parameter`: what may stand behind a colon in the environment's name (`lm-eval:gsm8k_cot`). Its class is then made with that text, and calls
       itself by the whole name.
     - `task_count()`: how many tasks there are, where nobody can make more.
-    - `part_of(task)`: of several environments in one, that which judges a task.
+    - `part_of(task)`: of several environments in one, that which judges a task. Not of those that run in a sandbox (`apart`).
     - `runs_programs`: true where scores come from programs that the model wrote. Two honest machines may then differ, so that no difference is held
       against a node, and proofs are verified before anything runs.
     """
@@ -91,8 +92,8 @@ def length_suffix(target_length: int | None) -> str:
 
 def installed() -> dict[str, EntryPoint]:
     """Environments on this machine by name. Nothing is imported yet. Of two with one name, the one that is Shoal's own counts."""
-    found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
-    return found | {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP) if in_process(point)}
+    points = [*points_in_folders(ENTRY_POINT_GROUP), *entry_points(group=ENTRY_POINT_GROUP)]
+    return {point.name: point for point in sorted(points, key=in_process)}
 
 
 def in_process(point: EntryPoint) -> bool:
@@ -197,7 +198,7 @@ def _module_file(environment: Environment, name: str) -> tuple[str, Path]:
 
 def _files_below(environment: Environment, name: str) -> Iterator[tuple[str, Path]]:
     """A module, or every module of a package, by its place below the package's name; nothing is run to find them."""
-    found = find_spec(name)
+    found = spec_of(name)
     if found is None or found.origin is None:
         raise BadEnvironment(f"environment {environment.name!r}: its source {name} is missing and cannot be pinned")
     origin = Path(found.origin)

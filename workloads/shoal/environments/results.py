@@ -29,4 +29,4 @@ class Unscorable:
 
 @dataclass(frozen=True)
 class EnvironmentBroke(Unscorable):
-    """The environment's own code raised, ended, took too long or gave what is no score."""
+    """The environment's own code raised, ended, took too long or gave no score."""

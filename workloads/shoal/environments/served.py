@@ -25,7 +25,7 @@ def serve(questions: int, answers: int, arguments: Mapping[str, Any]) -> None:
     try:
         data = json.dumps(described)
     except (TypeError, ValueError) as error:
-        data = json.dumps({"error": f"its name, version or another member is no text: {error}"[:1000]})
+        data = json.dumps({"error": f"its name, version or another member cannot be JSON: {error}"[:1000]})
     _write(answers, data)
     while (question := _read(questions)) is not None:
         try:

@@ -76,7 +76,10 @@ class Served:
 
 
 class Service:
-    """One process. `ask` from one thread at a time, `close` always. NoIsolation where the machine has no walls, ServiceFailed when it does not start."""
+    """One process. `ask` from one thread at a time, `close` always.
+
+    NoIsolation where the machine has no walls, ServiceFailed when it does not start.
+    """
 
     def __init__(self, served: Served) -> None:
         isolation = isolation_here()
@@ -116,7 +119,8 @@ class Service:
     def ask(self, question: bytes, most_bytes: int, seconds: float) -> bytes:
         """The answer to one question. An empty question waits for what the process says by itself.
 
-        `seconds` is CPU time; a process that sleeps has as much on the wall clock. ServiceFailed for an answer that is too late or above `most_bytes`.
+        `seconds` is CPU time; a process that sleeps has as much on the wall clock.
+        ServiceFailed for an answer that is too late or above `most_bytes`.
         """
         patience = _Patience(self._process.pid, seconds)
         try:

@@ -1,7 +1,7 @@
 """The only process of a sandbox that answers questions: locks itself in, then imports modules that nobody trusts, and hands them the pipes.
 
-Standard input brings one frame (4 bytes of length, then `marshal`): limits, where modules are, and which of them serves. Standard output says `R` when
-the walls are up, or `E` and why not, and belongs to the module that serves from then on. What anybody prints goes to standard error.
+Standard input brings one frame (4 bytes of length, then `marshal`): limits, where modules are, and which of them serves. Standard output says `R`
+when the walls are up, or `E` and why not, and belongs to the module that serves from then on. What anybody prints goes to standard error.
 Standard library only. Started by `service`.
 """
 
@@ -50,7 +50,7 @@ def main() -> None:
     os.dup2(2, 1)
     for name in [name for name in sys.modules if name.partition(".")[0] == "shoal"]:
         del sys.modules[name]  # a copy of a few modules; the whole package takes its place
-    sys.meta_path.insert(0, NamedPlaces(start["places"]))  # type: ignore[arg-type] # a finder needs no more than this
+    sys.meta_path.insert(0, NamedPlaces(start["places"]))
     sys.path += start["path"]
     sys.argv = [start["module"]]
     import_module(start["module"]).serve(0, answers, start["arguments"])

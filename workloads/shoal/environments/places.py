@@ -1,0 +1,33 @@
+"""Where packages of environments are: in this Python's own folders, or in folders of which nothing runs in this process.
+
+A package beside Shoal's may run code whenever Python starts (`.pth` files), and may replace files of Shoal.
+One in a folder of `FOLDERS_VARIABLE` does neither: nothing there is on this process's path. Called by `base` and `apart`.
+"""
+
+import os
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import EntryPoint, distributions
+from importlib.util import find_spec
+
+FOLDERS_VARIABLE = "SHOAL_ENVIRONMENTS"
+"""Folders with packages of environments, with `:` between them, as `pip install --target` fills one."""
+
+
+def folders() -> list[str]:
+    """Those of the variable that are there."""
+    return [folder for folder in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if os.path.isdir(folder)]
+
+
+def points_in_folders(group: str) -> list[EntryPoint]:
+    """Entry points of a group that packages in those folders have."""
+    found = folders()
+    return [
+        point
+        for each in (distributions(path=found) if found else ())
+        for point in each.entry_points.select(group=group)
+    ]
+
+
+def spec_of(name: str) -> ModuleSpec | None:
+    """Where a module is. A top-level one is found without running anything, and this Python's own folders come first."""
+    return find_spec(name) or PathFinder.find_spec(name, folders())
