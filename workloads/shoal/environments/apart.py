@@ -28,7 +28,7 @@ from shoal.contracts.tasks import Task
 from shoal.environments.places import folders, spec_of
 from shoal.environments.results import BadEnvironment, EnvironmentBroke, Score, Unscorable
 from shoal.rewards.sandbox.program import NoIsolation
-from shoal.rewards.sandbox.service import Served, Service, ServiceFailed
+from shoal.rewards.sandbox.service import ServedModule, Service, ServiceFailed
 
 Answer = TypeVar("Answer")
 
@@ -320,7 +320,7 @@ def parameter_of(name: str, value: str) -> str | None:
     return processes.described.parameter
 
 
-def _served(name: str, value: str) -> Served:
+def _served(name: str, value: str) -> ServedModule:
     """What an environment's process runs and may read. Nothing of the package is run to find it."""
     top = value.partition(":")[0].partition(".")[0]
     found = spec_of(top)
@@ -334,7 +334,7 @@ def _served(name: str, value: str) -> Served:
         and (entry in folders() or os.path.basename(entry) in ("site-packages", "dist-packages"))
     }
     own = os.path.dirname(os.path.realpath(shoal.__file__))
-    return Served(
+    return ServedModule(
         module="shoal.environments.served",
         arguments={"name": name, "value": value},
         places={top: os.path.realpath(place), "shoal": own},

@@ -63,7 +63,7 @@ class ServiceFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModule:
     """What runs inside: the module with `serve`, its arguments (of `marshal`'s types), and where modules are.
 
     `places`: top-level modules and packages. `path`: folders with further ones. All of them can be read, and nothing else of the machine's owner.
@@ -81,7 +81,7 @@ class Service:
     NoIsolation where the machine has no walls, ServiceFailed when it does not start.
     """
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ServedModule) -> None:
         isolation = isolation_here()
         place = SandboxPlace(
             uid=FIRST_SERVICE_UID + os.getpid() % SERVICE_UIDS,
