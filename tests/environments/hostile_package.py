@@ -49,7 +49,7 @@ def everything() -> list[str]:
 def grow() -> None:
     kept = []
     while True:
-        kept.append(bytearray(64 << 20))
+        kept.append(bytes(64 << 20))
 
 
 def spin() -> None:

@@ -42,7 +42,7 @@ START_SECONDS = 60.0
 """Python, and the walls; on an idle machine 50 ms."""
 QUICK_SECONDS = 0.25
 """A process that answers sooner is not asked for its CPU time, which takes as long as a small answer."""
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 2.0
 """Shorter times say little, in the kernel's ticks of 10 ms."""
 MOST_WALLS = 8
 ABOUT_ALL = 0.9
