@@ -23,7 +23,6 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 import shoal
-from shoal.contracts.base import Contract
 from shoal.contracts.tasks import Task
 from shoal.environments.places import folders, spec_of
 from shoal.environments.results import BadEnvironment, EnvironmentBroke, Score, Unscorable
@@ -49,8 +48,10 @@ Words = Annotated[str, StringConstraints(max_length=4096)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 
 
-class Described(Contract):
+class Described(BaseModel):
     """What the process says of its environment before the first question."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Name = "?"
     version: Name = "?"
