@@ -86,8 +86,10 @@ from shoal.contracts.recipe import (
     OverlongShaping,
     ProofThresholds,
     Recipe,
+    Retention,
     RollBack,
     S3Storage,
+    StorageSpec,
     TaskSource,
     TrainerSettings,
     Validation,
@@ -401,6 +403,7 @@ DOCUMENTS: dict[str, Contract] = {
     "run-config-custom": samples.run_config(
         recipe=Recipe(algorithm={"custom": {"path": "lab.objectives:OURS", "sha256": "ab" * 32}})
     ),
+    "run-config-retention": samples.run_config(storage=StorageSpec(retention=Retention(keep="Verify", steps=4))),
     "run-config-vineppo": samples.run_config(recipe=Recipe(algorithm=Algorithm(vineppo=VinePpo()))),
     "run-config-generate": samples.run_config(mode="Generate", steps=0, generate=GenerateSettings(max_completion_tokens=100)),
     "run-config-sft": samples.run_config(mode="SFT", sft=SftSettings(dataset=SftDataset(run="traces-run", name="traces"))),

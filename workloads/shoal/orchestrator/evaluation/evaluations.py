@@ -66,7 +66,7 @@ def offer(
     slices = open_slices(state)
     if not slices or not _has_room(state, training_needs_work):
         return []
-    pending, turns = pending_groups(state), _Turns(state, node, good)
+    pending, turns = pending_groups(state), _EvaluationTurns(state, node, good)
     return [each for each in slices if not pending[each.number] and each.version in holds and turns.is_for(each)]
 
 
@@ -78,7 +78,7 @@ def is_offered(
         work in open_slices(state)
         and not pending_groups(state)[work.number]
         and _has_room(state, training_needs_work)
-        and _Turns(state, node, good).is_for(work)
+        and _EvaluationTurns(state, node, good).is_for(work)
     )
 
 
@@ -92,7 +92,7 @@ def _tried(state: RunState) -> Mapping[int, set[str]]:
     return tried
 
 
-class _Turns:
+class _EvaluationTurns:
     """Which slices a node may be given: those that it has not tried yet, or that all others who may serve them have tried too. Else one node could
     keep a slice until its version is gone.
 

@@ -35,7 +35,7 @@ class UnderWay:
         return self.good + self.newcomers
 
 
-class _Part(NamedTuple):
+class _LoadPart(NamedTuple):
     """Groups of one lease, or of a file that waits for a verdict."""
 
     node: str
@@ -78,13 +78,13 @@ def under_way(state: RunState, good: Collection[str]) -> UnderWay:
     return found
 
 
-def _parts(state: RunState, now: float) -> Iterator[_Part]:
+def _parts(state: RunState, now: float) -> Iterator[_LoadPart]:
     for lease in state.leases.all():
         if is_open(lease, now):
-            yield _Part(lease.lease.node, lease.lease.step, lease.groups, lease.given_unix)
+            yield _LoadPart(lease.lease.node, lease.lease.step, lease.groups, lease.given_unix)
     for job in state.queue.all():
         if not _is_unjudged(job):
-            yield _Part(job.record.node, job.record.step, job.record.groups)
+            yield _LoadPart(job.record.node, job.record.step, job.record.groups)
 
 
 def unjudged_files(state: RunState, node: str) -> int:
