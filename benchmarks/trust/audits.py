@@ -12,9 +12,8 @@ import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
-from benchmarks.trust.system_figures import merge
+from benchmarks.trust.system_figures import ROOT, merge
 
-ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 3600
 
 

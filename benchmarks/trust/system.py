@@ -1,6 +1,7 @@
-"""`python -m benchmarks.trust.system [hoarding] [attacks] [flaky]`: what keys and programs of strangers can do to a run and to a machine.
+"""`python -m benchmarks.trust.system [programs] [hoarding] [attacks] [flaky]`: what keys and programs of strangers can do to a run and to a machine.
 
-Writes its figures into `benchmarks/results/trust_system.json` and leaves the others there as they are. `hoarding` takes some ten minutes: runs of 30
+Writes its figures into `benchmarks/results/trust_system.json` and leaves the others as they are. `programs` takes a minute: 40 files whose proofs
+do not fit, and a count of the programs that run for them. `hoarding` takes some ten minutes: runs of 30
 steps on the real orchestrator with a clock moved by hand, 4 honest nodes beside 24 hoarding keys of each kind. `attacks` takes two: every program of
 `tests/rewards/attacks.py` under each isolation of this machine, as this user and, where this user is root, as one without rights.
 `flaky` takes some minutes: 10,000 files of honest nodes whose programs answer differently each time (`flaky_programs`).
@@ -17,9 +18,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.trust.system_figures import merge
+from benchmarks.trust.system_figures import ROOT, merge, recorded
 
-ROOT = Path(__file__).parents[2]
+PROGRAMS_TEST = "tests/validation/test_program_rewards.py::test_nothing_runs_for_a_file_whose_proofs_do_not_fit"
 STEPS, HONEST, HOARDING = 30, 4, 24
 NOBODY = 65533
 WALLS = (("bubblewrap", 0), ("landlock", 0), ("landlock", 3))
@@ -132,7 +133,12 @@ def _flaky_run(of: tuple[Any, int, int]) -> dict[str, int]:
             loopback.close()
 
 
-PARTS = {"hoarding": hoarding, "attacks": attacks, "flaky": flaky}
+def programs() -> dict[str, Any]:
+    """How many programs run for files whose proofs do not fit, each row of which is checked."""
+    return recorded(PROGRAMS_TEST, "programs_")
+
+
+PARTS = {"programs": programs, "hoarding": hoarding, "attacks": attacks, "flaky": flaky}
 
 
 def main() -> None:

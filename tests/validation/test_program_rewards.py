@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import random
+from collections.abc import Callable
 
 import pytest
 from court import JOB, Court
@@ -35,11 +37,43 @@ def of_programs(court: Court, flaky: bool = False) -> tuple[Court, Programs]:
     return replace(court, facts=replace(court.facts, environment=environment)), environment
 
 
-def test_nothing_runs_for_a_file_whose_proofs_do_not_fit(court: Court) -> None:
+def unproven(court: Court, honest: list[Rollout], draw: random.Random) -> list[list[Rollout]]:
+    """Files of which one row or all have proofs that do not fit: other weights, a changed token, and proofs damaged, turned round or made up."""
+
+    def with_row(change: Callable[[Rollout], Rollout]) -> list[Rollout]:
+        number = draw.choice([at for at, row in enumerate(honest) if len(row.completion_tokens) > 4])
+        return [*honest[:number], change(honest[number]), *honest[number + 1 :]]
+
+    def other_token(row: Rollout) -> Rollout:
+        at = draw.randrange(len(row.completion_tokens) - 1)
+        token = (row.completion_tokens[at] + draw.randrange(1, 200)) % 256
+        return replace(row, completion_tokens=[*row.completion_tokens[:at], token, *row.completion_tokens[at + 1 :]])
+
+    def damaged(row: Rollout) -> Rollout:
+        proofs = bytearray(row.proofs)
+        for _ in range(64):
+            proofs[draw.randrange(4, len(proofs))] ^= 1 << draw.randrange(8)
+        return replace(row, proofs=bytes(proofs))
+
+    made_up = [replace(row, proofs=row.proofs[:2] + draw.randbytes(len(row.proofs) - 2)) for row in honest]
+    turned = [replace(row, proofs=row.proofs[::-1]) for row in honest]
+    return [court.rows(court.made.swapped), made_up, turned, with_row(other_token), with_row(damaged)]
+
+
+def test_nothing_runs_for_a_file_whose_proofs_do_not_fit(
+    court: Court, honest: list[Rollout], record_property: Callable[[str, object], None]
+) -> None:
+    draw, probation = random.Random(5), JOB.model_copy(update={"accepted_files": 0, "on_probation": True})
     programs, environment = of_programs(court)
-    verdict = programs.judge(court.rows(court.made.swapped))
-    assert (verdict.outcome, verdict.reason) == ("reject", "computation")
+    files = [rows for _ in range(8) for rows in unproven(court, honest, draw)]
+    for rows in files:
+        verdict = programs.judge(rows, job=probation)
+        assert (verdict.outcome, verdict.reason) == ("reject", "computation"), verdict.evidence
+    record_property("programs_files_without_proofs", len(files))
+    record_property("programs_run_without_proofs", environment.ran)
     assert environment.ran == 0
+    assert programs.judge(honest, job=probation).outcome == "accept"
+    assert environment.ran >= len(honest)
 
 
 @pytest.mark.parametrize("flaky", [False, True])
