@@ -22,10 +22,13 @@ from shoal.contracts.recipe import Retention
 from shoal.contracts.run import RunConfig
 from shoal.errors import InputWrong
 from shoal.ledger.entries import KeysChanged
+from shoal.recompute.evidence import CannotCheck
 from shoal.recompute.progress import Ticker
 from shoal.recompute.record import AuditTerms, Recorder
+from shoal.recompute.weights import Weights
 from shoal.storage import Store
 from shoal.storage.versions import materialise
+from shoal.validation.policies import LoadedPolicy
 
 EVERYTHING = ("batches", "steps", "draws", "rewards", "proofs")
 
@@ -171,6 +174,16 @@ def test_a_version_that_finds_no_room_is_tried_once_and_not_for_every_file(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
+    def watched(weights: Weights, version: int) -> LoadedPolicy:
+        try:
+            return get(weights, version)
+        except CannotCheck as error:
+            raised.append(error)
+            raise
+
+    raised: list[CannotCheck] = []
+    get = Weights.get
+    monkeypatch.setattr(Weights, "get", watched)
     monkeypatch.setattr("shoal.validation.policies.materialise", fetched)
     with monkeypatch.context() as small:
         small.setattr("shoal.recompute.weights.weights_bytes", lambda *_: 1000)
@@ -178,6 +191,7 @@ def test_a_version_that_finds_no_room_is_tried_once_and_not_for_every_file(
         made_again = copy.audit("proofs", "steps")
     assert sorted(tried) == sorted(set(tried))
     assert len(told) == len(tried) < told.total()
+    assert len({id(error) for error in raised}) == len(raised), "a kept error holds the rows of every file"
     assert all("cannot be checked here: " in why and "GB of weights" in why for why in told)
     assert made_again.steps_equal == STEPS
     assert made_again.stages["proofs"].unchecked.total() == told.total()

@@ -32,7 +32,7 @@ class Weights:
         """`folder` takes what is assembled from the store."""
         self._lock = threading.Lock()
         self._made: LoadedPolicy | None = None
-        self._problems: dict[int, Exception] = {}
+        self._problems: dict[int, tuple[type[Exception], str]] = {}
         self._memory_bytes = weights_bytes(None, best_device())
         self._policies = Policies(
             evidence.store,
@@ -72,18 +72,21 @@ class Weights:
                 try:
                     return self._policies.get(version)
                 except NotFound as error:
-                    self._problems[version] = CannotCheck(
-                        f"the weights of version {version} are not in the store ({first_line(error)}); repeat the steps too, to make them again"
+                    self._problems[version] = (
+                        CannotCheck,
+                        f"the weights of version {version} are not in the store ({first_line(error)}); repeat the steps too, to make them again",
                     )
                 except (CannotHold, torch.OutOfMemoryError) as error:
                     self._problems[version] = _no_room(version, error)
                 except (ValueError, BadSignature, WrongWeights, WrongProfile, BrokenDeltas, BadKey, OSError) as error:
-                    self._problems[version] = WrongEvidence(
-                        f"the weights of version {version} are not what the trainer signed: {first_line(error)}"
+                    self._problems[version] = (
+                        WrongEvidence,
+                        f"the weights of version {version} are not what the trainer signed: {first_line(error)}",
                     )
-            raise self._problems[version]
+            kind, text = self._problems[version]
+        raise kind(text)  # a new one each time: a kept one would hold the frames, and so the rows, of every file
 
 
-def _no_room(version: int, error: Exception) -> CannotCheck:
+def _no_room(version: int, error: Exception) -> tuple[type[Exception], str]:
     """Kept, so that the next file of the version does not load it again."""
-    return CannotCheck(f"the weights of version {version} cannot be checked here: {first_line(error)}")
+    return CannotCheck, f"the weights of version {version} cannot be checked here: {first_line(error)}"
