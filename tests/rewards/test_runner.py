@@ -15,7 +15,8 @@ from servers import ROOT, Loopback, Server, wait_until
 from shoal.contracts.programs import MAX_PROGRAM_BYTES
 from shoal.environments import Score, Unscorable, load
 from shoal.rewards.sandbox import Call, Limits, Program, SandboxFailed, shared_pool, slots_here, use_runners
-from shoal.rewards.sandbox.remote import RunnerPool, request_of
+from shoal.rewards.sandbox.documents import request_of
+from shoal.rewards.sandbox.remote import RunnerPool
 
 PORT = 9107
 SHORT = Limits(cpu_seconds=1, wall_seconds=20.0)

@@ -1,6 +1,6 @@
 """A program to be judged and what came of it, as they travel between a validator or worker and a runner pod (`POST /v1/programs`).
 
-Bounded on both sides. Bytes are base64; the arguments of a call are JSON text, so that numbers arrive as they were sent. `rewards.sandbox.remote`
+Bounded on both sides. Bytes are base64; the arguments of a call are JSON text, so that numbers arrive as they were sent. `rewards.sandbox.documents`
 writes and reads these, `rewards.runner` answers them.
 """
 

@@ -23,9 +23,12 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 import shoal
+from shoal import telemetry
 from shoal.contracts.tasks import Task
+from shoal.environments.base import Environment, runs_programs
 from shoal.environments.places import folders, spec_of
 from shoal.environments.results import BadEnvironment, EnvironmentBroke, Score, Unscorable
+from shoal.rewards.calls import Calls
 from shoal.rewards.sandbox.program import NoIsolation
 from shoal.rewards.sandbox.service import ServedModule, Service, ServiceFailed
 
@@ -73,19 +76,24 @@ class _Strict(BaseModel):
 class SaidScore(_Strict):
     task_reward: float = Field(ge=0, le=1)
     detail: Words
-    program_seconds: float = Field(ge=0)
 
 
 class SaidUnscorable(_Strict):
     reason: Words
-    program_seconds: float = Field(ge=0)
     passing: bool
+
+
+class SaidPart(_Strict):
+    name: Name
+    version: Words
+    runs_programs: bool
 
 
 SCORES: TypeAdapter[SaidScore | SaidUnscorable] = TypeAdapter(SaidScore | SaidUnscorable)
 TEXTS = TypeAdapter(str, config=ConfigDict(strict=True))
 MAYBE_TEXTS: TypeAdapter[str | None] = TypeAdapter(str | None, config=ConfigDict(strict=True))
 OUTPUTS: TypeAdapter[str | SaidUnscorable | None] = TypeAdapter(str | SaidUnscorable | None)
+PARTS = TypeAdapter(SaidPart)
 FLAGS = TypeAdapter(bool, config=ConfigDict(strict=True))
 COUNTS: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=0, strict=True)])
 LINES: TypeAdapter[list[str]] = TypeAdapter(Annotated[list[Words], Field(max_length=100)])
@@ -115,7 +123,7 @@ class Apart:
         """The whole package that the entry point names, and the modules of Shoal that its classes come from."""
         if described.parameter is not None:
             self.parameter = described.parameter
-        for member in ("task_count", "has_answer", "broken", "flaw", "problems"):
+        for member in ("task_count", "has_answer", "broken", "flaw", "problems", "part_of"):
             if member in described.members:  # others look whether an environment has them
                 setattr(self, member, getattr(self, f"_{member}"))
         if "observe" in described.members and described.stop:
@@ -135,11 +143,14 @@ class Apart:
 
     def score(self, task: Task, completion: str) -> Score | Unscorable:
         """As of any environment; EnvironmentBroke when it gives none."""
+        calls = Calls(runs_programs(self, task))
         try:
-            said = self._processes.ask("score", SCORES, task=task, completion=completion)
+            said = self._processes.ask("score", SCORES, calls=calls, task=task, completion=completion)
         except NoAnswer as error:
-            return EnvironmentBroke(str(error))
-        return _unscorable(said) if isinstance(said, SaidUnscorable) else Score(**said.model_dump())
+            return EnvironmentBroke(str(error), calls.program_seconds)
+        if isinstance(said, SaidUnscorable):
+            return Unscorable(said.reason, calls.program_seconds, said.passing)
+        return Score(said.task_reward, said.detail, calls.program_seconds)
 
     def gold(self, task: Task) -> str:
         """As of any environment. BadEnvironment when it gives none."""
@@ -155,11 +166,21 @@ class Apart:
             raise ValueError(str(error)) from None
 
     def _observe(self, task: Task, text: str) -> str | Unscorable | None:
+        calls = Calls(runs_programs(self, task))
         try:
-            said = self._processes.ask("observe", OUTPUTS, task=task, text=text)
+            said = self._processes.ask("observe", OUTPUTS, calls=calls, task=task, text=text)
         except NoAnswer as error:
-            return EnvironmentBroke(str(error))
-        return _unscorable(said) if isinstance(said, SaidUnscorable) else said
+            return EnvironmentBroke(str(error), calls.program_seconds)
+        if isinstance(said, SaidUnscorable):
+            return Unscorable(said.reason, calls.program_seconds, said.passing)
+        return said
+
+    def _part_of(self, task: Task) -> Environment:
+        """The part that judges a task; the whole where it does not say."""
+        try:
+            return PartApart(self, self._processes.ask("part_of", PARTS, task=task))
+        except NoAnswer:
+            return self
 
     def _has_answer(self, task: Task, completion: str) -> bool:
         try:
@@ -186,6 +207,14 @@ class Apart:
             raise BadEnvironment(str(error)) from None
 
 
+class PartApart:
+    """The part of an environment apart that judges a task: what it says of itself, with the members of the whole."""
+
+    def __init__(self, whole: Apart, said: SaidPart) -> None:
+        self.name, self.version, self.runs_programs = said.name, said.version, said.runs_programs
+        self.tasks, self.prompt, self.score, self.gold = whole.tasks, whole.prompt, whole.score, whole.gold
+
+
 class _Raised(NoAnswer):
     """Its code raised an exception, and its process goes on."""
 
@@ -208,13 +237,24 @@ class _Processes:
             ) from None
         self._keep(service)
 
-    def ask(self, call: str, answers: TypeAdapter[Answer], *, seconds: float | None = None, **arguments: Any) -> Answer:
-        """The answer to one question. NoAnswer when there is none, or it is none of `answers`."""
+    def ask(
+        self,
+        call: str,
+        answers: TypeAdapter[Answer],
+        *,
+        seconds: float | None = None,
+        calls: Calls | None = None,
+        **arguments: Any,
+    ) -> Answer:
+        """The answer to one question. NoAnswer when there is none, or it is none of `answers`. `calls`: its call backs, of all tries together."""
+        calls = calls or Calls(self.described.runs_programs)
         failure: ServiceFailed | None = None
         for _ in range(TRIES):
             try:
                 with self._taken() as service:
-                    said = service.ask(_question(call, arguments), ANSWER_BYTES, seconds or QUESTION_SECONDS)
+                    said = service.ask(
+                        _question(call, arguments), ANSWER_BYTES, seconds or QUESTION_SECONDS, calls.answer
+                    )
                     return self._checked(call, said, answers)
             except ServiceFailed as error:
                 failure = error
@@ -226,10 +266,11 @@ class _Processes:
         """Tasks, which come in parts. NoAnswer when they do not, or are too many."""
         found: list[Task] = []
         size, question = 0, _question("tasks", {"count": count, "seed": seed})
+        calls = Calls(self.described.runs_programs)
         try:
             with self._taken() as service:
                 while True:
-                    said = service.ask(question, ANSWER_BYTES, TASKS_SECONDS)
+                    said = service.ask(question, ANSWER_BYTES, TASKS_SECONDS, calls.answer)
                     part = self._checked("tasks", said, TASKS)
                     if not part:
                         return found
@@ -260,6 +301,13 @@ class _Processes:
         with self._room:
             with self._lock:
                 service = self._idle.pop() if self._idle else None
+            if service is not None and not service.quiet:
+                telemetry.get_logger().warning(
+                    "a process of an environment spoke, or ended, while no question was open; another takes its place",
+                    environment=self._name,
+                )
+                service.close()
+                service = None
             if service is None:
                 service, described = self._started()
                 if described != self.described:
@@ -365,7 +413,3 @@ def _short(error: Exception) -> str:
         first = error.errors(include_url=False, include_input=False)[0]
         return f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"[:300]
     return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-def _unscorable(said: SaidUnscorable) -> Unscorable:
-    return Unscorable(said.reason, said.program_seconds, said.passing)

@@ -53,7 +53,7 @@ class Environment(Protocol):
     - `parameter`: what may stand behind a colon in the environment's name (`lm-eval:gsm8k_cot`). Its class is then made with that text, and calls
       itself by the whole name.
     - `task_count()`: how many tasks there are, where nobody can make more.
-    - `part_of(task)`: of several environments in one, that which judges a task. Not of those that run in a sandbox (`apart`).
+    - `part_of(task)`: of several environments in one, that which judges a task.
     - `runs_programs`: true where scores come from programs that the model wrote. Two honest machines may then differ, so that no difference is held
       against a node, and proofs are verified before anything runs.
     """

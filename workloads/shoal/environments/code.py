@@ -18,6 +18,7 @@ from shoal.contracts.tasks import Task
 from shoal.environments.base import Score, Unscorable, length_suffix
 from shoal.environments.code_tasks import make_task
 from shoal.environments.math import problem_text
+from shoal.rewards.parent import line
 from shoal.rewards.sandbox import Call, Limits, NoIsolation, Outcome, Program, SandboxFailed, choose, shared_pool, trial
 
 INSTRUCTION = "Write the program in Python, in one block that begins with ```python and ends with ```."
@@ -47,6 +48,7 @@ class Code:
     sources = (
         "shoal.rewards.sandbox",
         "shoal.rewards.cpu_time",
+        "shoal.rewards.parent",
         "shoal.environments.code_tasks",
         "shoal.environments.math",
     )
@@ -128,7 +130,8 @@ class Code:
     def problems(self) -> list[str]:
         """Software that this machine lacks: an isolation that works."""
         try:
-            choose(trial)
+            if line() is None:  # in a sandbox the parent runs programs
+                choose(trial)
         except NoIsolation as error:
             return [str(error)]
         return []

@@ -30,7 +30,7 @@ class Math:
     version = "1"
     sources = (
         "shoal.rewards.math", "shoal.rewards.boxes", "shoal.rewards.gold", "shoal.rewards.gold_proof", "shoal.rewards.judging",
-        "shoal.rewards.cpu_time", "shoal.rewards.sandbox.inside",
+        "shoal.rewards.cpu_time", "shoal.rewards.parent", "shoal.rewards.sandbox.inside",
     )  # fmt: skip
     requires = ("math-verify", "latex2sympy2-extended", "antlr4-python3-runtime", "sympy", "mpmath")
     extra = "rewards"

@@ -5,29 +5,33 @@ here protects anybody, since the environment's code may change all of it: the wa
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
 from shoal.contracts.tasks import Task
-from shoal.environments.base import Environment, Score, Unscorable
+from shoal.environments.base import Environment, Score, Unscorable, runs_programs
+from shoal.rewards.parent import Line, read_frame, use_line, write_frame
 
-METHODS = ("task_count", "has_answer", "broken", "flaw", "problems", "observe")
+METHODS = ("task_count", "has_answer", "broken", "flaw", "problems", "observe", "part_of")
 """Members that an environment may have besides the six."""
 BATCH_BYTES = 1 << 20
 """Tasks come in parts of about this many bytes."""
+NO_DOWNLOAD = "; nothing can be downloaded in a sandbox: name the tasks in the manifest (tasks.dataset), or put them into the package as files"
 
 
 def serve(questions: int, answers: int, arguments: Mapping[str, Any]) -> None:
-    """Answer until the other side hangs up."""
+    """Answer until the other side hangs up. Shoal's judges and programs ask it in turn (`rewards.parent`)."""
+    line = Line(questions, answers)
+    use_line(line)
     environment, described = _made(arguments["value"], arguments["name"])
     try:
         data = json.dumps(described)
     except (TypeError, ValueError) as error:
         data = json.dumps({"error": f"its name, version or another member cannot be JSON: {error}"[:1000]})
-    _write(answers, data)
-    while (question := _read(questions)) is not None:
+    write_frame(answers, data.encode())
+    while (question := read_frame(questions)) is not None:
+        line.open = True
         try:
             call, given = question["call"], question["arguments"]
             if "task" in given:
@@ -35,12 +39,16 @@ def serve(questions: int, answers: int, arguments: Mapping[str, Any]) -> None:
             value = getattr(environment, call)(**given)
             if call == "tasks":
                 for part in _parts(value):
-                    _write(answers, json.dumps({"value": part}))
+                    write_frame(answers, json.dumps({"value": part}).encode())
                 value = []  # the end
+            if call == "part_of":
+                value = {"name": value.name, "version": value.version, "runs_programs": runs_programs(value)}
             data = json.dumps({"value": _plain(value)})
         except Exception as error:  # an environment raises anything
-            data = json.dumps({"error": f"{call}() raised {type(error).__name__}: {error}"[:1000]})
-        _write(answers, data)
+            advice = NO_DOWNLOAD if call in ("tasks", "task_count") and _wanted_files(error) else ""
+            data = json.dumps({"error": f"{call}() raised {type(error).__name__}: {error}"[:700] + advice})
+        line.open = False
+        write_frame(answers, data.encode())
 
 
 def _made(value: str, name: str) -> tuple[Any, dict[str, Any]]:
@@ -77,10 +85,19 @@ def _made(value: str, name: str) -> tuple[Any, dict[str, Any]]:
 def _plain(value: Any) -> Any:
     """A score as JSON; other values are sent as they are, for the other side to check."""
     if isinstance(value, Score):
-        return {"task_reward": value.task_reward, "detail": value.detail, "program_seconds": value.program_seconds}
+        return {"task_reward": value.task_reward, "detail": value.detail}
     if isinstance(value, Unscorable):
-        return {"reason": value.reason, "program_seconds": value.program_seconds, "passing": value.passing}
+        return {"reason": value.reason, "passing": value.passing}
     return value
+
+
+def _wanted_files(error: BaseException | None) -> bool:
+    """Whether a file or the network is behind an error. A library's own error has it as its cause."""
+    while error is not None:
+        if isinstance(error, OSError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _parts(tasks: list[Task]) -> Iterator[list[dict[str, Any]]]:
@@ -95,22 +112,3 @@ def _parts(tasks: list[Task]) -> Iterator[list[dict[str, Any]]]:
             part, size = [], 0
     if part:
         yield part
-
-
-def _read(descriptor: int) -> Any:
-    length = int.from_bytes(_exactly(descriptor, 4), "big")
-    return json.loads(_exactly(descriptor, length)) if length else None
-
-
-def _exactly(descriptor: int, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count and (more := os.read(descriptor, count - len(data))):
-        data += more
-    return bytes(data)
-
-
-def _write(descriptor: int, text: str) -> None:
-    data = text.encode()
-    left = memoryview(len(data).to_bytes(4, "big") + data)
-    while left:
-        left = left[os.write(descriptor, left) :]

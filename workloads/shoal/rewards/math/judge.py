@@ -9,8 +9,9 @@ import os
 import threading
 from dataclasses import dataclass
 
-from shoal.rewards.judging import QUESTION_SECONDS, Judges, JudgeWorker, NoReply
+from shoal.rewards.judging import QUESTION_SECONDS, AskedJudges, Judges, JudgeWorker, NoReply
 from shoal.rewards.math.compare import Decided, compare
+from shoal.rewards.parent import line
 
 WORKER = JudgeWorker("shoal.rewards.math.worker", "a math worker", "is math-verify installed?")
 """An honest pair takes it 5 to 300 ms."""
@@ -30,11 +31,12 @@ class Undecided:
 
 
 class MathJudge:
-    """`workers` questions are answered at once (default: a core each, at most 4)."""
+    """`workers` questions are answered at once (default: a core each, at most 4); in a sandbox the parent answers them."""
 
     def __init__(self, workers: int | None = None, question_seconds: float = QUESTION_SECONDS) -> None:
         self.question_seconds = question_seconds
-        self.judges = Judges(WORKER, workers, question_seconds)
+        parent = line()
+        self.judges = Judges(WORKER, workers, question_seconds) if parent is None else AskedJudges(parent)
 
     def equal(self, gold: str, answer: str) -> MathVerdict | Undecided:
         """Whether `answer` says the same as `gold`. Any strings are allowed; never raises for what they contain."""

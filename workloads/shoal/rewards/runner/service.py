@@ -5,7 +5,6 @@ configuration and no state: whoever asked asks again, here or elsewhere, when th
 """
 
 import asyncio
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,9 +14,10 @@ from prometheus_client import Counter, Gauge, Histogram
 from pydantic import ValidationError
 
 from shoal.contracts.problems import ProblemCode, Refusal
-from shoal.contracts.programs import MAX_PROGRAM_BYTES, ProgramOutcome, ProgramRequest
+from shoal.contracts.programs import MAX_PROGRAM_BYTES
+from shoal.rewards.sandbox.documents import document_of, program_of
 from shoal.rewards.sandbox.pool import SandboxPool, trial_in
-from shoal.rewards.sandbox.program import Call, Limits, Outcome, Program, SandboxFailed
+from shoal.rewards.sandbox.program import Program, SandboxFailed
 from shoal.telemetry import get_logger
 from shoal.telemetry.health import render_metrics
 from shoal.transport.problems import add_problem_answers, mistakes
@@ -25,7 +25,6 @@ from shoal.transport.server import BodyLimit
 
 WAITING_FOR_A_SLOT = 2
 """Programs that may wait for each slot: enough that no slot is idle, few enough that whoever waits is better off with another runner."""
-STDERR_CHARACTERS = 1 << 16
 TRIAL_EVERY_SECONDS = 30.0
 """Of silence, after which `/healthz` runs a program of its own."""
 TRIAL_SECONDS = 4.0
@@ -63,7 +62,7 @@ def make_app(pool: SandboxPool) -> FastAPI:
         running += 1
         RUNNING.set(running)
         try:
-            program = program_of(await request.body())
+            program = asked_program(await request.body())
             with SECONDS.time():
                 outcome = await asyncio.get_running_loop().run_in_executor(threads, pool.run, program)
         except SandboxFailed as error:
@@ -76,7 +75,7 @@ def make_app(pool: SandboxPool) -> FastAPI:
             RUNNING.set(running)
         broken, succeeded = None, time.monotonic()
         PROGRAMS.labels(outcome.ended).inc()
-        return Response(answer_of(outcome), media_type="application/json")
+        return Response(document_of(outcome), media_type="application/json")
 
     @app.get("/readyz")
     async def ready() -> Response:
@@ -105,34 +104,14 @@ def make_app(pool: SandboxPool) -> FastAPI:
     return app
 
 
-def program_of(body: bytes) -> Program:
+def asked_program(body: bytes) -> Program:
     """The program that a request asks for; `Refusal` names what is wrong with it."""
     try:
-        asked = ProgramRequest.from_json(body)
-        call = None
-        if asked.call is not None:
-            arguments = json.loads(asked.call.arguments_json)
-            if not isinstance(arguments, list):
-                raise ValueError(f"call.arguments_json holds a {type(arguments).__name__}; allowed: a list")
-            call = Call(asked.call.function, arguments)
-        source = asked.source.decode(errors="surrogatepass")
+        return program_of(body)
     except ValidationError as error:
         raise Refusal(ProblemCode.NOT_A_PROGRAM, mistakes(error.errors())) from error
     except (ValueError, RecursionError) as error:
         raise Refusal(ProblemCode.NOT_A_PROGRAM, str(error)[:300]) from error
-    return Program(source, asked.stdin, call, Limits(**asked.limits.model_dump()))
-
-
-def answer_of(outcome: Outcome) -> bytes:
-    """The document of an outcome."""
-    return ProgramOutcome(
-        ended=outcome.ended,
-        exit_code=outcome.exit_code,
-        stdout=outcome.stdout,
-        stderr=outcome.stderr[-STDERR_CHARACTERS:],
-        cpu_seconds=outcome.cpu_seconds,
-        wall_seconds=outcome.wall_seconds,
-    ).to_json()
 
 
 async def _metrics() -> Response:

@@ -162,6 +162,9 @@ def command(isolation: Isolation, place: SandboxPlace) -> list[str]:
             "/dev/urandom",
             *place.readable,
         ],
+        "first": boxed and isolation.own_user,
+        # bwrap is in between, and ends with this process; what is inside sees no number of it.
+        "parent": None if boxed else os.getpid(),
         "seccomp": isolation.kind != "none",
     }
     python = [isolation.interpreter, "-s", "-S", "-B", "-P", "-c", place.entry, marshal.dumps(settings).hex()]
@@ -183,7 +186,7 @@ def environment(isolation: Isolation, place: SandboxPlace) -> dict[str, str]:
 
 
 def _bubblewrap(isolation: Isolation, place: SandboxPlace, root: bool) -> list[str]:
-    # As process 1 the program is bwrap's own child, so that the CPU time that it took is known when it has ended.
+    # As process 1 the guest is bwrap's own child, so that the CPU time that it took is known when it has ended.
     line = [
         "bwrap",
         "--die-with-parent",

@@ -21,6 +21,8 @@ from typing import Protocol
 from prometheus_client import Gauge
 
 from shoal import telemetry
+from shoal.rewards.parent import line
+from shoal.rewards.sandbox.asked import AskedPool
 from shoal.rewards.sandbox.isolation import FIRST_UID, Isolation, SandboxPlace, choose, copy_guest
 from shoal.rewards.sandbox.process import START_SECONDS, Box
 from shoal.rewards.sandbox.program import Limits, Outcome, Program, SandboxFailed
@@ -192,8 +194,10 @@ def use_runners(urls: Sequence[str]) -> None:
 
 
 def shared_pool() -> ProgramPool:
-    """The pool of this process, made at first use. NoIsolation when programs are judged here, and this machine cannot."""
+    """The pool of this process, made at first use; in a sandbox, the parent's. NoIsolation when programs are judged here, and this machine cannot."""
     global _shared
+    if (parent := line()) is not None:
+        return AskedPool(parent)
     with _shared_lock:
         if _shared is None or _shared[0] != os.getpid():  # after a fork the parent's pool is the parent's
             pool: ProgramPool = _runner_pool() if _runners else open_pool()

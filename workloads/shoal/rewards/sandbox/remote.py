@@ -6,7 +6,6 @@ fails for good is `SandboxFailed`, by which nobody's score is zero. Made by `poo
 """
 
 import itertools
-import json
 import random
 import threading
 from collections.abc import Sequence
@@ -14,8 +13,9 @@ from collections.abc import Sequence
 import httpx
 from pydantic import ValidationError
 
-from shoal.contracts.programs import MAX_OUTCOME_BYTES, ProgramCall, ProgramLimits, ProgramOutcome, ProgramRequest
+from shoal.contracts.programs import MAX_OUTCOME_BYTES
 from shoal.retries import Backoff, retrying
+from shoal.rewards.sandbox.documents import outcome_of, request_of
 from shoal.rewards.sandbox.process import MOST_WALLS, START_SECONDS
 from shoal.rewards.sandbox.program import Outcome, Program, SandboxFailed
 
@@ -137,32 +137,8 @@ class RunnerPool:
         return reply.status_code, bytes(answer)
 
 
-def request_of(program: Program) -> bytes:
-    """The document that asks for one program. SandboxFailed for a program that no runner may take."""
-    limits, call = program.limits, None
-    try:
-        if program.call is not None:
-            call = ProgramCall(function=program.call.function, arguments_json=json.dumps(program.call.arguments))
-        return ProgramRequest(
-            source=program.source.encode(errors="surrogatepass"),
-            stdin=program.stdin,
-            call=call,
-            limits=ProgramLimits(
-                cpu_seconds=limits.cpu_seconds,
-                wall_seconds=limits.wall_seconds,
-                memory_bytes=limits.memory_bytes,
-                output_bytes=limits.output_bytes,
-                threads=limits.threads,
-                open_files=limits.open_files,
-            ),
-        ).to_json()
-    except (ValueError, TypeError, RecursionError) as error:
-        raise SandboxFailed(f"cannot send the program to a runner: {' '.join(str(error).split())[:300]}") from error
-
-
 def _outcome_of(url: str, answer: bytes) -> Outcome:
     try:
-        read = ProgramOutcome.from_json(answer)
+        return outcome_of(answer)
     except ValidationError as error:
         raise SandboxFailed(f"runner {url} gave no outcome: {error.error_count()} fields are wrong") from error
-    return Outcome(read.ended, read.exit_code, read.stdout, read.stderr, read.cpu_seconds, read.wall_seconds)

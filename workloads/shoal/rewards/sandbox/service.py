@@ -13,14 +13,16 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from shoal.rewards.cpu_time import cpu_seconds
+from shoal.rewards.parent import CALL, CALL_BYTES
 from shoal.rewards.sandbox.inside.guest import READY
 from shoal.rewards.sandbox.isolation import (
     FIRST_UID,
@@ -93,7 +95,7 @@ class Service:
         )
         if isolation.kind == "landlock" and isolation.own_user:
             for path in map(Path, place.readable):
-                if not readable_by_all(path):
+                if not readable_by_all(path if path.is_dir() else path.parent):
                     raise ServiceFailed(
                         f"its sandbox ({isolation.describe()}) cannot read {path}: let every user read it and pass through the folders above"
                     )
@@ -116,23 +118,35 @@ class Service:
             self.close()
             raise
 
-    def ask(self, question: bytes, most_bytes: int, seconds: float) -> bytes:
+    def ask(
+        self, question: bytes, most_bytes: int, seconds: float, calls: Callable[[bytes], bytes] | None = None
+    ) -> bytes:
         """The answer to one question. An empty question waits for what the process says by itself.
 
-        `seconds` is CPU time; a process that sleeps has as much on the wall clock.
+        `seconds` is CPU time; a process that sleeps has as much on the wall clock. `calls` replies to a call back of the process, whose time stands
+        still meanwhile; without it there may be none.
         ServiceFailed for an answer that is too late or above `most_bytes`.
         """
         patience = _Patience(self._process.pid, seconds)
         try:
             if question:
                 self._send(question, patience)
-            length = int.from_bytes(self._read(4, patience), "big")
+            while (length := int.from_bytes(self._read(4, patience), "big")) & CALL:
+                self._reply(length ^ CALL, patience, calls)
             if length > most_bytes:
                 raise ServiceFailed(f"gave an answer of {length} bytes; allowed: {most_bytes}")
             return self._read(length, patience)
         except ServiceFailed:
             self.close()
             raise
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the process waits for a question, and has said nothing that nobody asked for."""
+        assert self._process.stdout is not None
+        watched = select.poll()
+        watched.register(self._process.stdout.fileno(), select.POLLIN)
+        return not watched.poll(0)
 
     def close(self) -> None:
         """End the process with all that it has."""
@@ -146,6 +160,16 @@ class Service:
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
             pipe.close()
+
+    def _reply(self, length: int, patience: "_Patience", calls: Callable[[bytes], bytes] | None) -> None:
+        if calls is None:
+            raise ServiceFailed("called back while no question was open")
+        if length > CALL_BYTES:
+            raise ServiceFailed(f"called back with {length} bytes; allowed: {CALL_BYTES}")
+        call = self._read(length, patience)
+        with patience.paused():
+            reply = calls(call)
+        self._send(reply, patience)
 
     def _send(self, frame: bytes, patience: "_Patience") -> None:
         assert self._process.stdin is not None
@@ -197,6 +221,14 @@ class _Patience:
         self._asked, self._until = self._began, self._began + min(QUICK_SECONDS, seconds)
         self._had: float | None = None
         self._seen = 0.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time in here does not count."""
+        began = time.monotonic()
+        yield
+        away = time.monotonic() - began
+        self._began, self._asked, self._until = self._began + away, self._asked + away, self._until + away
 
     def left(self) -> float:
         """Seconds until this must be asked again. ServiceFailed when the time is over; a busy machine's process that computes gets more."""

@@ -46,12 +46,16 @@ def lock_in(settings: "dict[str, Any]") -> None:
     os.chdir(settings["folder"])
     os.umask(0o077)
     lockdown.limit(resource.RLIMIT_CORE, 0)
+    if settings["first"]:
+        lockdown.leave_first_process()
     lockdown.no_new_privileges()
     if settings["landlock"]:
         lockdown.only_these_files(settings["readable"], settings["writable"])
     if settings["uid"] is not None:
         lockdown.become(settings["uid"])
     lockdown.end_with_parent()
+    if settings["parent"] not in (None, os.getppid()):
+        os._exit(1)  # the parent ended before the kernel knew
     if settings["seccomp"]:
         lockdown.only_these_calls()
 

@@ -56,6 +56,20 @@ def become(uid: int) -> None:
     _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
+def leave_first_process() -> None:
+    """Go on in a child. The first process of the namespace stays behind without pipes: the kernel ends all others with it, whatever user they are.
+
+    bwrap may signal only its own user when it dies, and this process is still that user.
+    """
+    end_with_parent()
+    child = os.fork()
+    if child == 0:
+        return
+    os.closerange(0, 256)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os._exit(code if code >= 0 else 128 - code)  # as bwrap tells of signals
+
+
 def end_with_parent() -> None:
     """The kernel kills this process when the thread that started it ends. Another user (`become`) would undo this, and so comes before."""
     if _libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) != 0:
