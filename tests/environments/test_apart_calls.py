@@ -108,7 +108,7 @@ ATTACKS = {
     "flood": "score() asked for more judgements than one question may; allowed: 8",
     "flood of programs": "score() asked for more programs than one question may; allowed: 8",
     "too long": f"score() called back with {1 << 30} bytes; allowed: {parent.CALL_BYTES}",
-    "malformed": "score() called back with what is no call: ",
+    "malformed": "score() called back with no call of its kind: ",
     "large": "SandboxFailed: a program's limit memory_bytes is 1073741824; allowed: at most 536870912",
     "spin after": "score() gave no answer within 1 s of CPU time",
 }
@@ -131,7 +131,7 @@ def test_a_call_back_that_is_none_is_refused_and_named(asking: Environment, atta
     ],
 )  # fmt: skip
 def test_a_call_back_of_another_form_is_none(said: bytes) -> None:
-    with pytest.raises(ServiceFailed, match=r"called back with what is no call: .+") as refused:
+    with pytest.raises(ServiceFailed, match=r"called back with no call of its kind: .+") as refused:
         calls.Calls(programs=True).answer(said)
     assert len(str(refused.value)) < 400
 

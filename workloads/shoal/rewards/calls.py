@@ -5,6 +5,7 @@ this process's pool, as for environments of Shoal. Both are bounded in number, s
 """
 
 import json
+import time
 from dataclasses import fields
 from typing import Annotated, Any
 
@@ -23,6 +24,8 @@ MOST_PROGRAMS = 1000
 """Of one question: the most tests of a task of `environments.code`."""
 MOST_PROGRAM_SECONDS = 600.0
 """CPU time of one question's programs, after which no other begins. The budget of a file counts them as well."""
+MOST_WAIT_SECONDS = 1200.0
+"""Of the wall clock for the same programs, which may sleep."""
 WIDEST = Limits(cpu_seconds=120, wall_seconds=130.0)
 """What `environments.code` gives a program at most."""
 LONGEST_TEXT = 20_000
@@ -57,6 +60,7 @@ class Calls:
     def __init__(self, programs: bool = False) -> None:
         self._programs = programs
         self._judgements = self._runs = 0
+        self._waited = 0.0
         self.program_seconds = 0.0
         """CPU time of its programs so far, as measured here."""
 
@@ -70,7 +74,7 @@ class Calls:
         except (ValidationError, ValueError, RecursionError) as error:
             what = error.errors(include_url=False, include_input=False)[0] if isinstance(error, ValidationError) else {}
             where = ".".join(map(str, what.get("loc", ())))
-            raise ServiceFailed(f"called back with what is no call: {where} {what.get('msg', error)!s:.200}") from None
+            raise ServiceFailed(f"called back with no call of its kind: {where} {what.get('msg', error)!s:.200}") from None
         return self._ran(programs)
 
     def _judged(self, asked: ToJudge) -> bytes:
@@ -94,10 +98,15 @@ class Calls:
                     return _reply(error=f"a program's limit {each.name} is {value}; allowed: at most {most}")
         if self.program_seconds >= MOST_PROGRAM_SECONDS:
             return _reply(error=f"the programs of one answer have had {MOST_PROGRAM_SECONDS:.0f} s of CPU time")
+        if self._waited >= MOST_WAIT_SECONDS:
+            return _reply(error=f"the programs of one answer have had {MOST_WAIT_SECONDS:.0f} s")
+        began = time.monotonic()
         try:
             outcomes = shared_pool().run_all(programs)
         except (SandboxFailed, NoIsolation, OSError, ValueError) as error:
             return _reply(error=str(error))
+        finally:
+            self._waited += time.monotonic() - began
         self.program_seconds += sum(outcome.cpu_seconds for outcome in outcomes)
         return _reply(value=[document_of(outcome).decode() for outcome in outcomes])
 
