@@ -72,9 +72,7 @@ class Calls:
                 return self._judged(asked)
             programs = [program_of(document.encode()) for document in asked.run]
         except (ValidationError, ValueError, RecursionError) as error:
-            what = error.errors(include_url=False, include_input=False)[0] if isinstance(error, ValidationError) else {}
-            where = ".".join(map(str, what.get("loc", ())))
-            raise ServiceFailed(f"called back with no call of its kind: {where} {what.get('msg', error)!s:.200}") from None
+            raise ServiceFailed(f"called back with no call of its kind: {_short(error)}") from None
         return self._ran(programs)
 
     def _judged(self, asked: ToJudge) -> bytes:
@@ -109,6 +107,13 @@ class Calls:
             self._waited += time.monotonic() - began
         self.program_seconds += sum(outcome.cpu_seconds for outcome in outcomes)
         return _reply(value=[document_of(outcome).decode() for outcome in outcomes])
+
+
+def _short(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc']))} {first['msg']}"[:200]
+    return str(error)[:200] or type(error).__name__
 
 
 def _reply(**reply: Any) -> bytes:
