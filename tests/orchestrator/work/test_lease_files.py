@@ -10,7 +10,9 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.problems import Refusal
-from shoal.contracts.protocol import SubmissionNotice, UploadRequest
+from shoal.contracts.protocol import Lease, SubmissionNotice, UploadRequest
+from shoal.contracts.recipe import Retention, Validation
+from shoal.orchestrator.retention import OldObjects
 from shoal.orchestrator.work import uploads
 
 
@@ -58,6 +60,48 @@ def test_two_orchestrators_that_are_given_two_files_of_one_lease_take_one(
     assert run.claim() is None
     run.judge(verdict_on(job))
     assert [entry.digest for entry in ledger(run.store) if entry.kind == "accepted"] == [taken]
+
+
+@pytest.fixture
+def of_two_leases(
+    tmp_path: Path, redis_server: Redis, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Orchestrator, Lease, Lease, str]:
+    """A node handed in the same bytes for leases of steps 0 and 1 at once, and step 1 took them; and their digest."""
+    run = Orchestrator(tmp_path, redis_server.url, validation=Validation(claim_seconds=60, probation_files=0))
+    run.announce(0)
+    node = run.join()
+    old, young = run.lease(node, 0), run.lease(node, 1)
+    data = run.upload(young)
+    request = UploadRequest(node=node, lease=old.lease, size=len(data), sha256=sha(data))
+    uploads.grant_upload(run.state, request)
+    run.store.put(keys.staging(node, old.lease), data)
+    other, create = run.new_state(), run.store.create
+    other.ledger.load()
+
+    def interrupted(key: str, written: bytes) -> bool:
+        if key.startswith(keys.SUBMISSIONS):
+            monkeypatch.undo()
+            assert run.confirm(young, data, other).status == "queued"
+        return create(key, written)
+
+    monkeypatch.setattr(run.store, "create", interrupted)
+    with pytest.raises(Refusal, match=f"submitted-before: .* lease {young.lease}"):
+        run.confirm(old, data)
+    return run, old, young, sha(data)
+
+
+def test_bytes_that_two_leases_brought_at_once_are_kept_with_the_one_that_they_count_for(
+    of_two_leases: tuple[Orchestrator, Lease, Lease, str],
+) -> None:
+    run, old, young, file = of_two_leases
+    run.judge(verdict_on(run.claimed()))
+    collector = OldObjects(run.state)
+    collector._policy = Retention(keep="Verify")
+    collector._collect(keys.lease(0, old.node, old.submission))
+    kept = [keys.upload(young.node, file), keys.submission(young.node, file), keys.lease_file(young.lease)]
+    assert [run.store.exists(key) for key in [*kept, keys.lease_file(old.lease)]] == [True, True, True, False]
+    collector._collect(keys.lease(1, young.node, young.submission))
+    assert [run.store.exists(key) for key in kept] == [False, False, False]
 
 
 def test_a_lease_that_was_bound_by_an_orchestrator_that_died_then_is_not_stuck(

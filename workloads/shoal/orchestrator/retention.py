@@ -2,7 +2,7 @@
 
 In: leases in the store, the ledger's view, the run's settings. Out: deletions. A lease's key goes last, so what a crash left half done is found again
 by it, and every deletion may be repeated. Cost: a listing of `leases/`, which holds the kept steps, every five minutes; then `BATCH` leases every two
-seconds, three reads and four deletions each, 64 files a second. Training states and versions have rules of their own (`training.retention`).
+seconds, four reads and four deletions each, 64 files a second. Training states and versions have rules of their own (`training.retention`).
 Called by the background work.
 """
 
@@ -17,6 +17,7 @@ from shoal.orchestrator import completeness
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.work.open_work import closed, known
 from shoal.orchestrator.work.records import LeaseRecord, SubmissionRecord
+from shoal.orchestrator.work.uploads import find_record
 from shoal.storage import NotFound
 from shoal.storage.parallel import in_parallel
 from shoal.telemetry import get_logger
@@ -108,12 +109,12 @@ class OldObjects:
             store.delete(key)
             return 1
         name = (file.node, file.sha256)
-        if name not in self._state.view.settled:
-            if not store.exists(keys.expired(*name)):
+        if (find_record(self._state, *name) or file).lease == lease.lease:  # else the same bytes are another lease's
+            late = name not in self._state.view.settled
+            if late and not store.exists(keys.expired(*name)):
                 return 0  # its verdict is not concluded
-            going = [keys.upload(*name), keys.submission(*name), *going]
-        elif self._policy.keep == "Verify":
-            going = [keys.upload(*name), keys.submission(*name), *going]
+            if late or self._policy.keep == "Verify":
+                going = [keys.upload(*name), keys.submission(*name), *going]
         for each in going:
             store.delete(each)
         return len(going)
