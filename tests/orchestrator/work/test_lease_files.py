@@ -13,6 +13,7 @@ from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Lease, SubmissionNotice, UploadRequest
 from shoal.contracts.recipe import Retention, Validation
 from shoal.orchestrator.retention import OldObjects
+from shoal.orchestrator.verdicts.verdicts import expire
 from shoal.orchestrator.work import uploads
 
 
@@ -102,6 +103,24 @@ def test_bytes_that_two_leases_brought_at_once_are_kept_with_the_one_that_they_c
     assert [run.store.exists(key) for key in [*kept, keys.lease_file(old.lease)]] == [True, True, True, False]
     collector._collect(keys.lease(1, young.node, young.submission))
     assert [run.store.exists(key) for key in kept] == [False, False, False]
+
+
+def test_bytes_of_a_late_file_that_is_gone_are_not_taken_for_another_lease(tmp_path: Path, redis_server: Redis) -> None:
+    run = Orchestrator(tmp_path, redis_server.url, validation=Validation(claim_seconds=60, probation_files=0))
+    run.announce(0)
+    node = run.join()
+    late, lease = run.lease(node, 0), run.lease(node, 1)
+    data = run.upload(late)
+    run.confirm(late, data)
+    expire(run.state, run.state.queue.all()[0].record, "too late")
+    OldObjects(run.state)._collect(keys.lease(0, node, 0))
+    assert not run.store.exists(keys.submission(node, sha(data)))
+    uploads.grant_upload(run.state, UploadRequest(node=node, lease=lease.lease, size=len(data), sha256=sha(data)))
+    run.store.put(keys.staging(node, lease.lease), data)
+    with pytest.raises(Refusal, match=f"submitted-before: .* lease {late.lease}"):
+        run.confirm(lease, data)
+    assert run.store.list(keys.UPLOADS) == []
+    assert run.claim() is None
 
 
 def test_a_lease_that_was_bound_by_an_orchestrator_that_died_then_is_not_stuck(

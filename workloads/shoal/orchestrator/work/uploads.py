@@ -120,12 +120,11 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
             ProblemCode.WRONG_GROUPS, f"the request says {notice.groups} groups, this submission has {groups}"
         )
     record = find_record(state, notice.node, notice.sha256)
+    if record is None and (judged := find_verdict(state, notice.node, notice.sha256)) is not None:
+        raise _submitted_before(judged.document.lease)  # the file was let go since (`retention`)
     if record is not None:
         if record.lease != notice.lease:
-            raise Refusal(
-                ProblemCode.SUBMITTED_BEFORE,
-                f"the same bytes were submitted for lease {record.lease}: make new rollouts",
-            )
+            raise _submitted_before(record.lease)
         return _finish(state, record, lease)
     with state.lease_lock:
         lease = state.leases.require(notice.lease, notice.node)
@@ -171,6 +170,10 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
         "submission received", node=notice.node, step=record.step, submission=record.submission, bytes=record.size
     )
     return _finish(state, record, lease)
+
+
+def _submitted_before(lease: str) -> Refusal:
+    return Refusal(ProblemCode.SUBMITTED_BEFORE, f"the same bytes were submitted for lease {lease}: make new rollouts")
 
 
 def _the_one_file(state: RunState, record: SubmissionRecord) -> SubmissionRecord:
