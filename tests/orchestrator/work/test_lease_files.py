@@ -12,6 +12,7 @@ from shoal.contracts import keys
 from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Lease, SubmissionNotice, UploadRequest
 from shoal.contracts.recipe import Retention, Validation
+from shoal.orchestrator import recovery
 from shoal.orchestrator.retention import OldObjects
 from shoal.orchestrator.verdicts.verdicts import expire
 from shoal.orchestrator.work import uploads
@@ -96,6 +97,9 @@ def test_bytes_that_two_leases_brought_at_once_are_kept_with_the_one_that_they_c
 ) -> None:
     run, old, young, file = of_two_leases
     run.judge(verdict_on(run.claimed()))
+    assert [info.key for info in run.store.list(keys.WAITING)] == [keys.waiting(0, old.node, file)]
+    recovery.rebuild(run.state)
+    assert run.store.list(keys.WAITING) == [], "the note of the refused lease went too"
     collector = OldObjects(run.state)
     collector._policy = Retention(keep="Verify")
     collector._collect(keys.lease(0, old.node, old.submission))

@@ -166,12 +166,13 @@ def _waiting(state: RunState) -> list[WaitingFile]:
 
 def _conclude_verdicts(state: RunState, waiting: Sequence[WaitingFile]) -> set[tuple[str, str]]:
     """Finish verdicts that were made, and whose consequences their writer did not finish; the names of their files."""
-    found = [
-        signed for signed in in_parallel(lambda file: find_verdict(state, *file.name), waiting) if signed is not None
-    ]
-    for signed in found:
-        record_verdict(state, signed)
-    return {(signed.document.node, signed.document.sha256) for signed in found}
+    found = set()
+    for file, signed in zip(waiting, in_parallel(lambda file: find_verdict(state, *file.name), waiting), strict=True):
+        if signed is not None:
+            record_verdict(state, signed)
+            state.store.delete(file.key)  # which may be under another step, of a lease that brought the same bytes
+            found.add(file.name)
+    return found
 
 
 def _restore_nodes(state: RunState) -> None:
