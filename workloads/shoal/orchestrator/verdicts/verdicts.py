@@ -221,6 +221,7 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
         if not settled:  # once: an old file that comes again is not among the newest
             job = state.queue.get(verdict.node, verdict.sha256)
             note_accepted(state, verdict.node, verdict.lease, job.record.received_unix if job else None, work)
+            program_time.note_accepted(state, verdict.node, verdict.program_seconds)
             if isinstance(work, TrainingStep):
                 state.answers.add(verdict, counted)
         state.ledger.append(
