@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+from shoal.contracts.problems import TYPE_PREFIX, ProblemDocument
 from shoal.contracts.protocol import Lease, LocalReturn, LocalSubmission, StepInfo, SubmissionReceipt
 from shoal.contracts.run import AgentState
 from shoal.contracts.tasks import Task, write_tasks
@@ -25,6 +26,8 @@ class Agent:
     files: list[tuple[LocalSubmission, bytes]] = field(default_factory=list)
     returned: list[str | None] = field(default_factory=list)
     refuse_leases: bool = False
+    refuse_steps: str = ""
+    """The code with which every question for a step is refused, unless empty."""
     refused: int = 0
 
 
@@ -50,6 +53,9 @@ class SocketAgent:
                 answers: dict[str, Any] = {"/v1/state": agent.state, "/v1/step": agent.step}
                 if self.path == "/v1/tasks":
                     self._answer(200, write_tasks(agent.tasks))
+                elif self.path == "/v1/step" and agent.refuse_steps:
+                    problem = ProblemDocument(type=TYPE_PREFIX + agent.refuse_steps, title="Wait", detail="ask again")
+                    self._answer(409, problem.model_dump_json().encode())
                 elif answers[self.path] is None:
                     self._answer(204, b"")
                 else:

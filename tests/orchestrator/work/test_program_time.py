@@ -111,13 +111,19 @@ def test_time_that_could_not_be_noted_is_noted_when_it_is_told_again(
     assert took(run, node) == 40.0
 
 
-def test_a_node_above_its_time_waits_for_its_next_lease_and_others_do_not(run: Orchestrator) -> None:
+def test_a_node_above_its_time_waits_for_its_next_lease_and_others_do_not(
+    run: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node, other = run.join(), run.join()
     for _ in range(7):
         judged(run, node, PROGRAM_SECONDS)
     assert took(run, node) == 7 * PROGRAM_SECONDS * 15 / 16
     judged(run, node, PROGRAM_SECONDS)
     run.restarted()
+    with monkeypatch.context() as looked_at:
+        looked_at.setattr(handout, "Look", lambda *_: pytest.fail("there is a look"))
+        with pytest.raises(Refusal, match="program-time-used"):
+            handout.step_for(run.state, node)
     with pytest.raises(
         Refusal, match=r"program-time-used: .* took 13500 s of CPU time of late; .* in 249 s"
     ) as refused:

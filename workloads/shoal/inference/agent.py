@@ -30,6 +30,9 @@ class AgentClient:
 
     def __init__(self, socket: Path) -> None:
         self._http = SignedClient("http://agent", unix_socket=socket)
+        self._refused: str | None = (
+            None  # the code of the last answer's refusal: it is asked every second, and told once
+        )
 
     def state(self) -> AgentState | None:
         """The agent's state, or None while the agent is away."""
@@ -56,10 +59,17 @@ class AgentClient:
         """The open step, or None. With versions that this pod holds it may be a slice of an evaluation of one of them."""
         path = f"/v1/step?holds={','.join(map(str, holds))}" if holds else "/v1/step"
         try:
-            return self._http.call("GET", path, reply=StepInfo, deadline_seconds=ASK_SECONDS)
-        except (Unavailable, Refused) as error:
+            shown = self._http.call("GET", path, reply=StepInfo, deadline_seconds=ASK_SECONDS)
+        except Unavailable as error:
             get_logger().debug("no step", reason=str(error))
             return None
+        except Refused as error:
+            log = get_logger()
+            (log.debug if error.code == self._refused else log.info)("no step", reason=str(error))
+            self._refused = error.code
+            return None
+        self._refused = None
+        return shown
 
     def lease(self, node: str, step: int) -> Lease | None:
         """A lease for `step`, or None: refused (the step closed, enough is leased, not Healthy) or nobody there."""

@@ -101,7 +101,9 @@ def step_for(state: RunState, node: str, holds: Collection[int] = ()) -> StepInf
     For a node that `holds` versions without scores, it may be a slice of an evaluation (`contracts.evaluation`) instead of a step.
     """
     # Before the look: a worker asks twice a second while it waits.
-    require_no_wait(state.nodes.require_member(node), state.clock())
+    record, now = state.nodes.require_member(node), state.clock()
+    require_no_wait(record, now)
+    program_time.require_left(record, state.config.validation.program_seconds, now)
     latest = state.view.latest_version
     if latest is None:
         return None
