@@ -235,8 +235,8 @@ def _restore_leases(state: RunState) -> None:
 
     accepted = {
         (step, file.node, file.submission): file.file
-        for step in list(state.view.accepted)
-        for file in list(state.view.accepted[step])
+        for step in openable_steps(state)
+        for file in list(state.view.accepted.get(step, ()))
     }
 
     def read(key: str) -> LeaseRecord:
