@@ -11,9 +11,10 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.recipe import Retention, StorageSpec
+from shoal.contracts.signed import sign
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.retention import YOUNG_SECONDS, OldObjects
-from shoal.orchestrator.verdicts.verdicts import expire
+from shoal.orchestrator.verdicts.verdicts import expire, record_verdict
 
 NewRun = Callable[[str], Orchestrator]
 AUDITED = (keys.LEDGER, keys.VERDICTS, keys.BEACONS, keys.STEPS, keys.OPINIONS)
@@ -102,7 +103,9 @@ def test_nothing_goes_where_everything_is_to_stay_and_nothing_young(new_run: New
 def test_nothing_young_goes_and_a_file_whose_verdict_is_not_concluded_stays(new_run: NewRun) -> None:
     run = new_run("Audit")
     before = names(run)
-    run.store.delete(run.store.list(keys.EXPIRED)[0].key)
+    [mark] = run.store.list(keys.EXPIRED)
+    run.store.delete(mark.key)
+    run.store.put(mark.key.replace(keys.EXPIRED, f"{keys.WAITING}000000/"), b"{}")  # the last that is concluded
     now = run.clock.now
     run.clock.now = 0.0
     collect(run)
@@ -110,6 +113,23 @@ def test_nothing_young_goes_and_a_file_whose_verdict_is_not_concluded_stays(new_
     run.clock.now = now
     collect(run)
     assert not [key for key in before - names(run) if key.startswith(keys.UPLOADS)]
+
+
+def test_a_file_that_was_accepted_too_late_is_marked_and_goes_even_where_it_was_not_marked(new_run: NewRun) -> None:
+    run = new_run("Audit")
+    job = run.claimed()
+    name = (job.node, job.sha256)
+    before = run.state.files_expired
+    run.state.view.sealed[3] = "ab" * 32
+    for _ in range(2):
+        record_verdict(run.state, sign(verdict_on(job), run.role_keys["validator"]))
+    assert run.store.exists(keys.expired(*name))
+    assert name not in run.state.view.settled
+    assert run.state.files_expired == before + 1
+    run.store.delete(keys.expired(*name))  # as orchestrators of before left it
+    OldObjects(run.state)._collect(keys.lease(3, job.node, 0))
+    assert run.store.exists(keys.expired(*name))
+    assert not run.store.exists(keys.upload(*name))
 
 
 @pytest.mark.parametrize("write", [1, 3, 6])

@@ -17,7 +17,7 @@ from shoal.orchestrator import completeness
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.work.open_work import closed, known
 from shoal.orchestrator.work.records import LeaseRecord, SubmissionRecord
-from shoal.orchestrator.work.uploads import find_record
+from shoal.orchestrator.work.uploads import find_record, find_verdict
 from shoal.storage import NotFound
 from shoal.storage.parallel import in_parallel
 from shoal.telemetry import get_logger
@@ -112,9 +112,18 @@ class OldObjects:
         if (find_record(self._state, *name) or file).lease == lease.lease:  # else the same bytes are another lease's
             late = name not in self._state.view.settled
             if late and not store.exists(keys.expired(*name)):
-                return 0  # its verdict is not concluded
+                if not self._accepted_too_late(file):
+                    return 0  # its verdict is not concluded
+                store.create(keys.expired(*name), b"{}")
             if late or self._policy.keep == "Verify":
                 going = [keys.upload(*name), keys.submission(*name), *going]
         for each in going:
             store.delete(each)
         return len(going)
+
+    def _accepted_too_late(self, file: SubmissionRecord) -> bool:
+        """Whether an unmarked file has a concluded verdict without an entry: what precedes the seal of its step is in the view."""
+        state, name = self._state, (file.node, file.sha256)
+        if not isinstance(known(state, file.step), TrainingStep | TableSlice):
+            return False
+        return find_verdict(state, *name) is not None and not state.store.exists(keys.waiting(file.step, *name))

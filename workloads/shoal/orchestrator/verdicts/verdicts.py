@@ -159,9 +159,7 @@ def record_verdict(state: RunState, signed: Signed[Verdict]) -> None:
     """Make a verdict the file's verdict, once and for all, and draw its consequences."""
     verdict = signed.document
     with state.settle_lock:
-        if state.store.create(keys.verdict(verdict.node, verdict.sha256), signed.to_json()):
-            state.files_expired += verdict.outcome == "expired"
-        else:
+        if not state.store.create(keys.verdict(verdict.node, verdict.sha256), signed.to_json()):
             signed = find_verdict(state, verdict.node, verdict.sha256) or signed
         _conclude(state, signed)
 
@@ -213,8 +211,9 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
     verdict = signed.document
     work = known(state, verdict.step)
     settled = (verdict.node, verdict.sha256) in state.view.settled
-    late = not settled and isinstance(work, TrainingStep | TableSlice) and closed(state, work)
-    if verdict.outcome == "accept" and late:
+    closed_step = isinstance(work, TrainingStep | TableSlice) and closed(state, work)
+    too_late = verdict.outcome == "accept" and not settled and closed_step
+    if too_late:
         get_logger().warning("accepted too late", node=verdict.node, step=verdict.step, submission=verdict.submission)
     elif verdict.outcome == "accept":
         groups, counted = _groups(state, work, verdict)
@@ -251,8 +250,8 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
         elif not settled:
             note_rejected(state, verdict.node)
     state.queue.discard(verdict.node, verdict.sha256)
-    if verdict.outcome == "expired":
-        state.store.create(keys.expired(verdict.node, verdict.sha256), b"{}")
+    if verdict.outcome == "expired" or too_late:
+        state.files_expired += state.store.create(keys.expired(verdict.node, verdict.sha256), b"{}")
     state.store.delete(
         keys.waiting(verdict.step, verdict.node, verdict.sha256)
     )  # last: until then recovery repeats this
