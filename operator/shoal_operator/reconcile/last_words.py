@@ -31,13 +31,13 @@ _SECRETS = [
     re.compile(r"(?i)(?<=bearer )[^\s\"',]+|(?<=basic )[A-Za-z0-9+/=]{8,}"),
     re.compile(r"\b(?:hf_|sk-|ghp_|gho_|ghs_|github_pat_|glpat-|xox[abp]-|AKIA|ASIA)[A-Za-z0-9_-]{8,}"),
     re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_.-]+"),
-    re.compile(r"(?<=://)[^\s/@:]+:[^\s/@]+(?=@)"),
+    re.compile(r"(?<=://)(?:[^\s/:]*:[^\s\"']+|[^\s/\"']+)(?=@)"),
     re.compile(r"(?<!sha256:)\b[0-9a-fA-F]{64,}\b"),
     re.compile(r"(?<!sha256:)(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{60,}={0,2}"),
 ]
 _NAMED = re.compile(
-    r"(?i)((?:password|passwd|secret(?:_?key)?|token|api_?-?key|access_?-?key(?:_?id)?|private_?-?key|signature|credential)\\?[\"']?\s*[:=]\s*\\?[\"']?)"
-    r"(?!\d+(?:\.\d+)?\b)[^\s\"'\\,;&}]{4,}"
+    r"(?i)((?:password|passwd|pwd|passphrase|secret(?:_?-?key)?|token|api_?-?key|access_?-?key(?:_?id)?|private_?-?key|signature|credential)\\?[\"']?\s*[:=]\s*\\?[\"']?)"
+    r"(?!\d+(?:\.\d+)?(?:[\s\"'\\,;&}]|$))[^\s\"'\\,;&}]{4,}"
 )
 HIDDEN = "(hidden)"
 
