@@ -1,4 +1,4 @@
-"""A member learns of a leaked key while the orchestrator is away."""
+"""A member learns of changed keys from whoever answers, and of the past from the orchestrator."""
 
 import threading
 from pathlib import Path
@@ -11,16 +11,12 @@ from shoal.agent import session as agent_session
 from shoal.agent.session import MustJoinError, Session
 from shoal.contracts.protocol import Invite
 from shoal.contracts.run import NodeConfig
-from shoal.contracts.signed import sign
+from shoal.contracts.signed import Signed, sign
 from shoal.contracts.trust import TrustedKeys
 from shoal.transport import SignedClient, Unavailable
 
 
-def test_a_member_asks_discovery_for_keys_while_the_orchestrator_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
-    keys = RunKeys(RUN, key(1), dict(ROLE_KEYS))
+def invited(keys: RunKeys) -> tuple[Session, Signed[Invite]]:
     config = NodeConfig(
         run=RUN, pool="pool", discovery="http://discovery", roster=keys.roster, run_key=keys.run_key.public
     )
@@ -28,7 +24,15 @@ def test_a_member_asks_discovery_for_keys_while_the_orchestrator_does_not_answer
     invite = Invite(
         run=RUN, pool="pool", node=key(7).public, orchestrator_url="http://thief", nonce="0" * 32, expires_unix=1 << 40
     )
-    signed = session._checked(sign(invite, keys.roles["orchestrator"]))
+    return session, session._checked(sign(invite, keys.roles["orchestrator"]))
+
+
+def test_a_member_asks_discovery_for_keys_while_the_orchestrator_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
+    keys = RunKeys(RUN, key(1), dict(ROLE_KEYS))
+    session, signed = invited(keys)
     newest = keys.change("orchestrator", NOW, leaked=True)
 
     stop, beats = threading.Event(), list[object]()
@@ -48,3 +52,23 @@ def test_a_member_asks_discovery_for_keys_while_the_orchestrator_does_not_answer
     monkeypatch.setattr(agent_session, "ask_for_keys", ask)
     with pytest.raises(MustJoinError, match="the orchestrator's key leaked"):
         session._stay(stop, signed)
+
+
+def test_a_roster_of_discovery_makes_a_member_ask_the_orchestrator_for_the_past(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    keys = RunKeys(RUN, key(1), dict(ROLE_KEYS))
+    session, _ = invited(keys)
+    newest, asked = keys.change("validator", NOW), list[tuple[bool, bool]]()
+
+    def ask(client: SignedClient, trust: TrustedKeys, *, all_of_it: bool, **_: object) -> bool:
+        asked.append((client is session._orchestrator, all_of_it))
+        return client is session._discovery and trust.adopt(newest)
+
+    monkeypatch.setattr(agent_session, "ask_for_keys", ask)
+    for _ in range(3):
+        session._keys_due = 0.0
+        session._learn_keys()
+    assert [everything for orchestrator, everything in asked if orchestrator] == [True, True, False]

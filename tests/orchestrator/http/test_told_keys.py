@@ -138,6 +138,21 @@ def test_the_mounted_roster_is_taken_while_the_orchestrator_does_not_answer(serv
     assert told == [2]
 
 
+def test_who_took_the_mounted_roster_asks_for_the_past_once(server: Server) -> None:
+    keys = new_keys()
+    mounted = [keys.roster]
+    watch = KeysWatch(TrustedKeys(keys.roster, key(1).public), server.url, mounted=lambda: mounted[-1])
+    watch.turn()
+    server.asked.clear()
+    mounted.append(keys.change("validator", NOW, leaked=True))
+    past = sign(PastWork(run=RUN, versions={}, step=VERDICT.step), keys.roles["orchestrator"])
+    server.answer = (200, KeysNotice(roster=keys.roster, past=past).to_json())
+    watch.turn()
+    watch.turn()
+    assert server.asked == ["/v1/keys?after=0", "/v1/keys?after=2"]
+    assert watch.keys.past == past.document
+
+
 def test_a_mounted_roster_that_cannot_be_read_or_believed_hinders_no_question(server: Server) -> None:
     keys = new_keys()
     thief = RunKeys(RUN, key(9), dict(keys.roles))

@@ -409,7 +409,8 @@ class Session:
         except (Refused, Unavailable, BadSignature) as error:
             get_logger().debug("cannot learn of changed keys", problem=f"{type(error).__name__}: {str(error)[:300]}")
             return
-        self._knows_past |= client is self._orchestrator
+        if newer or client is self._orchestrator:  # discovery says nothing about the past
+            self._knows_past = client is self._orchestrator
         with self._lock:
             self._state = self._state.model_copy(update=self._keys_told())
         if newer:

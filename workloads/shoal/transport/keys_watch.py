@@ -100,6 +100,7 @@ class KeysWatch:
         try:
             signed = self._mounted()
             if signed is not None and self.keys.adopt(signed):
+                self._answered = False  # a file says nothing about the past
                 _log_change(self.keys)
                 self._changed()
         except Exception as error:  # the file may be missing or of another release, the roster not the run's
