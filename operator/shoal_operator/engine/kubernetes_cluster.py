@@ -39,6 +39,9 @@ MAX_FOREIGN = 1000
 REFUSED_SECONDS = 20.0
 """How soon the Events of one workload are asked for again. Only those that lack pods are: a hundred such runs cost about ten requests a second."""
 
+EVENTS_BUDGET_SECONDS = 3.0
+"""For one question about Events, with its retries: a run must not wait long for words that it can do without."""
+
 MAX_EVENTS = 100
 """Events that are read of one workload; its controller repeats itself in series."""
 
@@ -108,15 +111,13 @@ class KubernetesCluster:
             "limit": MAX_EVENTS,
         }
         try:
-            events = self._api.call("list", EVENT, self.namespace, query=query).get("items", [])
-        except ApiError as error:
-            if error.passing:
-                raise
-            events = []  # permissions of an earlier release
-        said = refusal(events, uid)
+            found = self._api.call("list", EVENT, self.namespace, query=query, budget_seconds=EVENTS_BUDGET_SECONDS)
+            said = refusal(found.get("items", []), uid)
+        except ApiError:
+            pass  # away, overloaded, or permissions of an earlier release: what was said last stands, and the reconcile goes on
         if len(refused) > MAX_FOREIGN:
             refused.clear()
-        refused[uid] = (now, said)
+        refused[uid] = (self._parts.foreign.clock(), said)
         return said
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
