@@ -76,7 +76,7 @@ class Cluster(Protocol):
         """
 
     def adopt(self, child: Object) -> None:
-        """Add the `metadata.ownerReferences` of `child` to the live object of its kind and name, and change nothing else of it."""
+        """Add the `metadata.ownerReferences` of `child` to the live object of its kind, name and uid, and change nothing else of it."""
 
     def delete(self, kind: str, name: str, *, orphan: bool = False) -> None:
         """Delete in the foreground: the object stays visible until everything that it owns is gone. With `orphan`, its pods stay."""

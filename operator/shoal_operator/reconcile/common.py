@@ -84,7 +84,9 @@ def adopt(cluster: Cluster, owner: Object, run: str) -> None:
             metadata = found["metadata"]
             named = metadata["name"].startswith(f"{run}-")
             if named and controller_of(found) is None and not metadata.get("deletionTimestamp"):
-                bare = {"apiVersion": found["apiVersion"], "kind": kind, "metadata": {"name": metadata["name"]}}
+                # With the uid nothing is made anew, empty, should the object be gone meanwhile.
+                identity = {"name": metadata["name"], "uid": metadata["uid"]}
+                bare = {"apiVersion": found["apiVersion"], "kind": kind, "metadata": identity}
                 cluster.adopt(owned(bare, owner, cluster.namespace))
 
 

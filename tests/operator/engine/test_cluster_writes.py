@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hostile_api import Answer, Asked, ScriptedApi, config_map, refusal
 
+from shoal_operator.children.names import RUN_LABEL
 from shoal_operator.engine.api_server import APPLY_PATCH, ApiError, ApiServer
 from shoal_operator.engine.cache import Cache
 from shoal_operator.engine.cluster import ClusterError
@@ -22,6 +23,7 @@ from shoal_operator.engine.kubernetes_cluster import (
 )
 from shoal_operator.engine.progress import RunProgressReader
 from shoal_operator.engine.queue import WorkQueue
+from shoal_operator.reconcile.common import adopt
 
 KEY = Key("TrainingRun", "a", "sums")
 POOLS = "/apis/shoal.dev/v1alpha1/namespaces/a/inferencepools/sums-pool"
@@ -211,3 +213,16 @@ def test_events_that_cannot_be_read_stop_nothing_and_what_was_said_last_stands(r
     asked = len(rig.hostile.requests(path))
     assert rig.cluster.pods_refused(workload) == "exceeded quota"
     assert len(rig.hostile.requests(path)) == asked, "not again so soon"
+
+
+def test_what_is_taken_over_is_named_by_its_uid_so_that_nothing_is_made_in_its_place(rig: Rig) -> None:
+    """An API server refuses an apply with the uid of what is gone (409); without it a Secret without keys would be made."""
+    path = "/api/v1/namespaces/a/secrets/sums-roster"
+    rig.hostile.script(path, rig.echo)
+    left = config_map("sums-roster", 1)
+    left["metadata"] |= {"uid": "gone", "labels": {**left["metadata"]["labels"], RUN_LABEL: "sums"}}
+    rig.cache.observe("ADDED", {**left, "kind": "Secret"})
+    owner = {"apiVersion": "shoal.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": "sums", "uid": "u"}}
+    adopt(rig.cluster, owner, "sums")
+    [(_, body)] = rig.patches(path)
+    assert body["metadata"]["uid"] == "gone"
