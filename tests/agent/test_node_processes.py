@@ -10,6 +10,7 @@ import pytest
 from servers import wait_until
 from shoal.cli import node_processes
 from shoal.cli.node_processes import LONGEST_PAUSE_SECONDS, Processes, environment, restart_pause, tail, trim
+from shoal.contracts.machine import OWNERS_CHOICES
 from shoal.contracts.protocol import Assignment
 from shoal.contracts.run import PartStatus
 from shoal_operator.local.processes import ProcessTable, group_alive, start_ticks
@@ -140,9 +141,10 @@ def test_a_program_that_is_not_there_is_said_and_tried_again(tmp_path: Path, mad
 
 
 def test_the_owners_secrets_are_not_passed_on(tmp_path: Path) -> None:
-    given = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "s", "SHOAL_INVITE_CODE": "s", "CUDA_VISIBLE_DEVICES": "1"}
-    found = environment(given, tmp_path, "127.0.0.1", "worker", "node-x")
-    assert set(found) == {"PATH", "CUDA_VISIBLE_DEVICES", "SHOAL_HOME", "SHOAL_BIND", "SHOAL_ROLE", "SHOAL_POD"}
+    kept = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", **dict.fromkeys(OWNERS_CHOICES, "c")}
+    secret = {"AWS_SECRET_ACCESS_KEY": "s", "SHOAL_INVITE_CODE": "s"}
+    found = environment(kept | secret, tmp_path, "127.0.0.1", "worker", "node-x")
+    assert set(found) == {*kept, "SHOAL_HOME", "SHOAL_BIND", "SHOAL_ROLE", "SHOAL_POD"}
 
 
 def test_a_log_is_cut_in_place_and_its_end_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shoal.contracts.machine import OWNERS_CHOICES
 from shoal_operator.children.trainer import FIXED_PORT, OWN_CHOICE
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
@@ -47,18 +48,26 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def environment(
-    container: Mapping[str, Any], *, home: str, address: str, pod: str, path: str, lookup: Lookup, where: str
+    container: Mapping[str, Any],
+    *,
+    home: str,
+    address: str,
+    pod: str,
+    path: str,
+    caller: Mapping[str, str],
+    lookup: Lookup,
+    where: str,
 ) -> dict[str, str]:
     """The whole environment of a container: a minimal base, `envFrom`, then the container's own variables in order.
 
-    Nothing of the caller's environment is passed on but `PATH`: it may hold secrets, and a pod would not have it.
+    Of the caller's environment only `OWNERS_CHOICES` and `PATH` are passed on: it may hold secrets, and a pod would not have it.
     `SHOAL_HOME` and `SHOAL_BIND` are the pod's folder and address here, whatever the object says for a cluster.
     Raises `NotThere` and `UnsupportedField`.
     """
     here = {"SHOAL_HOME": home, "SHOAL_BIND": address, "SHOAL_POD": pod}
     fields = {"metadata.name": pod, "status.podIP": address}
     scratch = f"{home}/tmp"  # noqa: S108 - a folder of the pod's own
-    made: dict[str, str] = {}
+    made = {name: caller[name] for name in OWNERS_CHOICES if name in caller}
     for source in container.get("envFrom", []):
         made |= _of_object(source, lookup, where)
     made |= {"PATH": path, "HOME": scratch, "TMPDIR": scratch, "LANG": "C.UTF-8"}

@@ -234,6 +234,7 @@ class Pod:
             address=self.address,
             pod=self.name,
             path=path,
+            caller=os.environ,
             lookup=self._place.lookup,
             where=f"{self._where}, container {spec['name']}",
         )

@@ -2,6 +2,10 @@
 
 import pytest
 
+from shoal.contracts.machine import OWNERS_CHOICES
+from shoal.environments.base import TRUSTED_VARIABLE
+from shoal.environments.places import FOLDERS_VARIABLE
+from shoal.rewards.sandbox.isolation import CHOICE_VARIABLE
 from shoal_operator.children.trainer import trainer_command
 from shoal_operator.local.containers import restart_pause
 from shoal_operator.local.expand import NotThere, UnsupportedField, command_line, environment, expand
@@ -24,6 +28,7 @@ def test_the_pods_own_folder_and_address_win_over_what_the_object_says() -> None
         address="127.64.0.2",
         pod="a-0",
         path="/bin",
+        caller={},
         lookup=lambda kind, name: None,
         where="pod a-0",
     )
@@ -79,9 +84,17 @@ def variables(**container: object) -> dict[str, str]:
         address="127.64.0.2",
         pod="a-0",
         path="/bin",
+        caller=dict.fromkeys((*OWNERS_CHOICES, "HF_TOKEN"), "ours"),
         lookup=lambda kind, name: OBJECTS.get((kind, name)),
         where="pod a-0",
     )
+
+
+def test_only_the_owners_choices_come_from_the_caller_unless_the_container_says_otherwise() -> None:
+    assert OWNERS_CHOICES == (FOLDERS_VARIABLE, TRUSTED_VARIABLE, CHOICE_VARIABLE)
+    made = variables(env=[{"name": CHOICE_VARIABLE, "value": "landlock"}])
+    assert "HF_TOKEN" not in made
+    assert [made[name] for name in OWNERS_CHOICES] == ["ours", "ours", "landlock"]
 
 
 def key(name: str, key: str, **more: object) -> list[dict[str, object]]:

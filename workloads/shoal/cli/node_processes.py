@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 
+from shoal.contracts.machine import OWNERS_CHOICES
 from shoal.contracts.protocol import LEAVE_SECONDS, MAX_LOG_CHARACTERS, Assignment
 from shoal.contracts.run import PartStatus
 from shoal.retries import doubled
@@ -37,19 +38,11 @@ KILL_AFTER_SECONDS = LEAVE_SECONDS + 5.0
 MAX_LOG_BYTES = 32 << 20
 """A log above this is cut to its newer half."""
 
-PASSED_ON = ("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME")
-PASSED_PREFIXES = (
-    "LC_",
-    "CUDA_",
-    "NVIDIA_",
-    "OMP_",
-    "VLLM_",
-    "TORCH",
-    "TRITON_",
-    "HF_HOME",
-    "SHOAL_ENVIRONMENTS",
-    "SHOAL_TRUSTED_",
+PASSED_ON = (
+    *("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
+    *OWNERS_CHOICES,
 )
+PASSED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "OMP_", "VLLM_", "TORCH", "TRITON_", "HF_HOME")
 """Variables of the owner's environment that processes get: nothing that might be somebody's password."""
 
 
