@@ -6,6 +6,8 @@ from memory_cluster import MemoryCluster
 
 from shoal.contracts.protocol import RunProgress
 from shoal_operator.api import TrainingRun
+from shoal_operator.children import names
+from shoal_operator.reconcile.common import owned
 
 MANIFEST: dict[str, Any] = {
     "apiVersion": "shoal.dev/v1alpha1",
@@ -41,6 +43,15 @@ def running(cluster: MemoryCluster, version: int = 0) -> None:
 
 def at_version(cluster: MemoryCluster, version: int, **more: Any) -> None:
     cluster.progress = RunProgress(run="sums", steps_total=4, open_step=version, latest_version=version, **more)
+
+
+def record_complete(cluster: MemoryCluster, name: str, version: int = 4) -> None:
+    """As the reconcile of a run records what its orchestrator said."""
+    live = cluster.get("TrainingRun", name)
+    assert live is not None
+    metadata = {"name": names.config(name), "annotations": {names.COMPLETE_ANNOTATION: str(version)}}
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    cluster.objects.apply(owned(config, live, cluster.namespace))
 
 
 def status(cluster: MemoryCluster) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from memory_cluster import MemoryCluster
-from run_story import MANIFEST, holds, put, said, status
+from run_story import MANIFEST, holds, put, record_complete, said, status
 
 from shoal.contracts.algorithm import Algorithm, Prime, VinePpo
 from shoal.contracts.recipe import Recipe
@@ -49,6 +49,8 @@ def filter_is(cluster: MemoryCluster, condition: str, message: str = "", **more:
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
     cluster.apply_status("TrainingRun", FILTER, {"conditions": [told], **more})
+    if condition == "Complete":
+        record_complete(cluster, FILTER)
     reconcile(cluster, "TrainingRun", "sums")
 
 
@@ -115,6 +117,13 @@ def test_the_problem_of_the_filters_run_is_reported_on_the_run_too(filtering: Me
     filtering.objects.set_status("TrainingRun", FILTER, {"conditions": [ready], "dataset": dataset})
     reconcile(filtering, "TrainingRun", "sums")
     assert said(filtering, "Progressing")["message"].endswith(": 0 of 9 parts are sampled; waits for InferencePool")
+
+
+def test_a_status_alone_does_not_make_the_filters_run_complete(filtering: MemoryCluster) -> None:
+    lie = {"type": "Complete", "status": "True", "reason": "R", "message": ""}
+    filtering.objects.set_status("TrainingRun", FILTER, {"conditions": [lie]})
+    reconcile(filtering, "TrainingRun", "sums")
+    assert "sums-prepare" not in filtering.names("Job")
 
 
 def test_then_prepare_reads_its_counts_from_its_store(filtering: MemoryCluster) -> None:

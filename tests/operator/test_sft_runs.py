@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from memory_cluster import MemoryCluster
-from run_story import MANIFEST, holds, prepared, put, replicas, running, said, status
+from run_story import MANIFEST, holds, prepared, put, record_complete, replicas, running, said, status
 
 from samples import METRICS
 from shoal.contracts.protocol import RunProgress
@@ -29,6 +29,8 @@ def neighbour(cluster: MemoryCluster, name: str, *conditions: str, **changes: An
     cluster.objects.apply(run.model_dump(mode="json", by_alias=True, exclude_none=True))
     said = [{"type": each, "status": "True", "reason": "R", "message": ""} for each in conditions]
     cluster.objects.set_status("TrainingRun", name, {"conditions": said})
+    if "Complete" in conditions:
+        record_complete(cluster, name)
 
 
 def look(cluster: MemoryCluster) -> None:
@@ -90,13 +92,14 @@ def test_it_is_ready_with_the_parts_that_it_has_and_complete_with_its_last_versi
         ({}, "which is not complete yet"),
         ({"conditions": ["Failed"]}, "which has failed: its conditions say why"),
         ({"suspend": True}, "which is suspended: set its spec.suspend to false"),
+        ({"conditions": ["Complete"], "steps": 8}, "which is not complete yet"),
         ({"conditions": ["Complete"], "storage": {"prefix": "else"}}, "whose spec.storage differs"),
         (
             {"conditions": ["Complete"], "mode": "Generate", "steps": None},
             "whose mode is Generate, which trains no model; allowed: Train, SFT",
         ),
     ],
-    ids=["absent", "running", "failed", "suspended", "other storage", "other mode"],
+    ids=["absent", "running", "failed", "suspended", "more steps", "other storage", "other mode"],
 )
 def test_a_run_waits_for_the_run_whose_model_it_begins_with(
     cluster: MemoryCluster, other: dict[str, Any] | None, text: str

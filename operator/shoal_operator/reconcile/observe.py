@@ -3,7 +3,7 @@
 Everything that the reconciler decides on is in `Observed`; only `workloads` is read again after children were applied.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shoal.contracts.protocol import RunProgress
@@ -21,7 +21,7 @@ from shoal_operator.reconcile.common import owned_by, parse, replica_counts
 from shoal_operator.reconcile.components import SEVERAL, ComponentPart, part_state
 from shoal_operator.reconcile.decisions import is_complete
 from shoal_operator.reconcile.last_words import failed_containers, merged
-from shoal_operator.reconcile.other_runs import waits_for_others
+from shoal_operator.reconcile.other_runs import recorded_version, waits_for_others
 from shoal_operator.reconcile.pod_problems import worst_problem
 from shoal_operator.reconcile.refused_pods import refused_pods
 
@@ -69,7 +69,7 @@ def observe(cluster: Cluster, live: Object, run: TrainingRun, orchestrator_url: 
         for job in cluster.list("Job", names.selector(name, "trainer"))
         if owned_by(job, live)
     }
-    latest_version, complete_at = _how_far(cluster, live, run, progress, trainer_jobs)
+    latest_version, complete_at = _how_far(cluster, live, run, progress)
     return Observed(
         prepare=prepare,
         trainer_jobs=trainer_jobs,
@@ -83,30 +83,19 @@ def observe(cluster: Cluster, live: Object, run: TrainingRun, orchestrator_url: 
     )
 
 
-def _how_far(
-    cluster: Cluster, live: Object, run: TrainingRun, progress: RunProgress | None, trainer_jobs: Mapping[int, Object]
-) -> tuple[int, int | None]:
+def _how_far(cluster: Cluster, live: Object, run: TrainingRun, progress: RunProgress | None) -> tuple[int, int | None]:
     """Newest policy version, and the one at which the run was called complete. The orchestrator is right whenever it says one.
 
-    While it is silent the record of it in the run's configuration holds. The status alone makes no run complete; a trainer that ended well bears it
-    out, as in a run that an earlier release completed without that record. No request.
+    While it is silent the record of it holds. No request.
     """
     recovers = run.spec.steps is not None and progress is not None and progress.latest_version is None
     if progress is not None and not recovers:
         version = progress.latest_version or 0
         scored = run.spec.evaluation is not None
         return version, version if is_complete(run.spec.steps, version, said=progress.complete, scored=scored) else None
-    config = cluster.get("ConfigMap", names.config(run.metadata.name))
-    said = ""
-    if config is not None and owned_by(config, live):
-        said = config["metadata"].get("annotations", {}).get(names.COMPLETE_ANNOTATION, "")
-    shown: int = live.get("status", {}).get("policyVersion") or 0
-    if said.isdecimal():
-        version = int(said)
-    elif is_true(live, "Complete") and any(job_state(job) == "succeeded" for job in trainer_jobs.values()):
-        version = shown
-    else:
-        return shown, None
+    version = recorded_version(cluster, live)
+    if version is None:
+        return live.get("status", {}).get("policyVersion") or 0, None
     # A later edit may have asked for more steps.
     return version, version if is_complete(run.spec.steps, version, said=True) else None
 

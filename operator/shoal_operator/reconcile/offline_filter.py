@@ -1,6 +1,7 @@
 """The offline filter of a run: its own TrainingRun is made, waited for, and put to rest once its counts are read.
 
-Called by `training_run` at each reconcile, before anything else is made. What the filter's run does is its own reconcile's business.
+Called by `training_run` at each reconcile, before anything else is made. What the filter's run does is its own reconcile's business,
+which also mends a status that somebody wrote over. Until then a false failure holds the run up.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from shoal_operator.children.own_kinds import References
 from shoal_operator.engine.cluster import Cluster, Object
 from shoal_operator.engine.conditions import is_true
 from shoal_operator.reconcile.common import apply_children
+from shoal_operator.reconcile.other_runs import completed
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,14 @@ def sample_first(
     if prepared and cluster.get("TrainingRun", name) is None:
         return FilterState()  # its counts were read, and somebody has removed it since
     apply_children(cluster, live, [wanted])
-    return FilterState() if prepared else _state(name, cluster.get("TrainingRun", name))
+    return FilterState() if prepared else _state(cluster, name)
 
 
-def _state(name: str, child: Object | None) -> FilterState:
+def _state(cluster: Cluster, name: str) -> FilterState:
     what = f"TrainingRun {name}, which samples every task (spec.tasks.offlineFilter)"
+    child = cluster.get("TrainingRun", name)
     status = (child or {}).get("status", {})
-    if is_true(child, "Complete"):
+    if child is not None and completed(cluster, child):
         return FilterState()
     if is_true(child, "Failed"):
         why = _message(status, "Failed", "True")

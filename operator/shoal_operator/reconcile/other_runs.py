@@ -1,11 +1,18 @@
-"""Whether the runs that a run builds on are far enough. Called by `observe` until the run is prepared."""
+"""Whether the runs that a run builds on are far enough. Called by `observe` until the run is prepared.
+
+All else that is read of another run's status is only said, or holds up this run until the other's reconcile has mended it.
+"""
 
 from typing import Any
 
 from shoal_operator.api import TrainingRun
+from shoal_operator.children import names
 from shoal_operator.children.sources import Source, sources
+from shoal_operator.engine.apply import job_state
 from shoal_operator.engine.cluster import Cluster, Object
 from shoal_operator.engine.conditions import is_true
+from shoal_operator.reconcile.common import owned_by
+from shoal_operator.reconcile.decisions import is_complete
 
 
 def waits_for_others(cluster: Cluster, run: TrainingRun) -> str:
@@ -30,7 +37,7 @@ def _why_not(cluster: Cluster, source: Source, own_name: str, storage: dict[str,
         return f"whose mode is {mode}, which {leaves}; allowed: {', '.join(source.modes)}"
     if _place(other["spec"].get("storage", {})) != _place(storage):
         return "whose spec.storage differs: runs that build on each other need the same prefix and s3"
-    if is_true(other, "Complete"):
+    if completed(cluster, other):
         return ""
     if is_true(other, "Failed"):
         return "which has failed: its conditions say why"
@@ -39,6 +46,32 @@ def _why_not(cluster: Cluster, source: Source, own_name: str, storage: dict[str,
     if other["spec"].get("suspend"):
         return "which is suspended: set its spec.suspend to false"
     return "which is not complete yet"
+
+
+def completed(cluster: Cluster, live: Object) -> bool:
+    """Whether the status of a run says that it is complete, and its record bears that out.
+
+    Without the record a status that somebody wrote over would start prepare too early, which fails for good or takes the result of fewer steps.
+    """
+    version = recorded_version(cluster, live) if is_true(live, "Complete") else None
+    return version is not None and is_complete(live["spec"].get("steps"), version, said=True)
+
+
+def recorded_version(cluster: Cluster, live: Object) -> int | None:
+    """Policy version at which a run was called complete, by the record in its configuration; None if it never was.
+
+    The status alone makes no run complete; a trainer that ended well bears it out, as in a run that an earlier release completed without a record.
+    """
+    name = live["metadata"]["name"]
+    config = cluster.get("ConfigMap", names.config(name))
+    if config is not None and owned_by(config, live):
+        said = config["metadata"].get("annotations", {}).get(names.COMPLETE_ANNOTATION, "")
+        if said.isdecimal():
+            return int(said)
+    jobs = cluster.list("Job", names.selector(name, "trainer")) if is_true(live, "Complete") else []
+    if any(owned_by(job, live) and job_state(job) == "succeeded" for job in jobs):
+        return live.get("status", {}).get("policyVersion") or 0
+    return None
 
 
 def _builds_on(cluster: Cluster, other: Object, own_name: str) -> bool:
