@@ -93,11 +93,11 @@ def _how_far(cluster: Cluster, live: Object, run: TrainingRun, progress: RunProg
         version = progress.latest_version or 0
         scored = run.spec.evaluation is not None
         return version, version if is_complete(run.spec.steps, version, said=progress.complete, scored=scored) else None
-    version = recorded_version(cluster, live)
-    if version is None:
+    recorded = recorded_version(cluster, live)
+    if recorded is None:
         return live.get("status", {}).get("policyVersion") or 0, None
     # A later edit may have asked for more steps.
-    return version, version if is_complete(run.spec.steps, version, said=True) else None
+    return recorded, recorded if is_complete(run.spec.steps, recorded, said=True) else None
 
 
 def _references(cluster: Cluster, run: TrainingRun) -> tuple[References, str]:

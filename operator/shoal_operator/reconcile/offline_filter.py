@@ -1,7 +1,7 @@
 """The offline filter of a run: its own TrainingRun is made, waited for, and put to rest once its counts are read.
 
 Called by `training_run` at each reconcile, before anything else is made. What the filter's run does is its own reconcile's business,
-which also mends a status that somebody wrote over. Until then a false failure holds the run up.
+which also corrects a status that somebody wrote over. Until then a false failure holds the run up.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Whether the runs that a run builds on are far enough. Called by `observe` until the run is prepared.
 
-All else that is read of another run's status is only said, or holds up this run until the other's reconcile has mended it.
+All else that is read of another run's status is only said, or holds up this run until the other's reconcile has corrected it.
 """
 
 from typing import Any
