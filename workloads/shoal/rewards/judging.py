@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.rewards.cpu_time import cpu_seconds
-from shoal.rewards.parent import Line, ParentRefused
+from shoal.rewards.parent import Line, ParentRefused, line
 from shoal.rewards.sandbox.inside import lockdown
 
 QUESTION_SECONDS = 5.0
@@ -135,7 +135,7 @@ class _Process:
                     return None
                 more = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not more:
-                    raise WorkerFailed(f"{self._worker.name} ended unexpectedly (code {self._process.wait()})")
+                    raise WorkerFailed(f"{self._worker.name} ended by itself (code {self._process.wait()})")
                 self._said += more
         line, self._said = self._said.strip(), b""
         return line
@@ -243,6 +243,12 @@ class AskedJudges:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def judges_here(worker: JudgeWorker, workers: int | None, question_seconds: float) -> Judges | AskedJudges:
+    """Judges of this process, or its parent's where it is in a sandbox."""
+    parent = line()
+    return Judges(worker, workers, question_seconds) if parent is None else AskedJudges(parent)
 
 
 def import_paths() -> list[str]:

@@ -9,9 +9,8 @@ import os
 import threading
 from dataclasses import dataclass
 
-from shoal.rewards.judging import QUESTION_SECONDS, AskedJudges, Judges, JudgeWorker, NoReply
+from shoal.rewards.judging import QUESTION_SECONDS, JudgeWorker, NoReply, judges_here
 from shoal.rewards.math.compare import Decided, compare
-from shoal.rewards.parent import line
 
 WORKER = JudgeWorker("shoal.rewards.math.worker", "a math worker", "is math-verify installed?")
 """An honest pair takes it 5 to 300 ms."""
@@ -35,8 +34,7 @@ class MathJudge:
 
     def __init__(self, workers: int | None = None, question_seconds: float = QUESTION_SECONDS) -> None:
         self.question_seconds = question_seconds
-        parent = line()
-        self.judges = Judges(WORKER, workers, question_seconds) if parent is None else AskedJudges(parent)
+        self.judges = judges_here(WORKER, workers, question_seconds)
 
     def equal(self, gold: str, answer: str) -> MathVerdict | Undecided:
         """Whether `answer` says the same as `gold`. Any strings are allowed; never raises for what they contain."""
