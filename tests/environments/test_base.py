@@ -1,6 +1,7 @@
 """Finding and pinning environments: what is not installed, or is no environment, is refused by name."""
 
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,19 @@ def test_an_environment_under_anothers_name_is_refused(monkeypatch: pytest.Monke
     _installed(monkeypatch, "sums", "shoal.environments.arithmetic:Arithmetic")
     with pytest.raises(BadEnvironment, match="with the name 'arithmetic'"):
         load("sums")
+
+
+def test_only_shoals_own_distribution_has_environments_in_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = tmp_path / "shoal-99.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: shoal\nVersion: 99\n")
+    (metadata / "entry_points.txt").write_text("[shoal.environments]\nevil = shoal.environments.base:os.abort\n")
+    monkeypatch.setenv("SHOAL_ENVIRONMENTS", str(tmp_path))
+    found = base.installed()
+    assert not base.in_process(found["evil"])
+    assert base.in_process(found["arithmetic"])
 
 
 def test_another_version_and_another_source_have_another_digest() -> None:

@@ -18,7 +18,7 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from shoal.contracts.tasks import Task
 
 ENTRY_POINT_GROUP = "shoal.environments"
-OWN_MODULES = "shoal.environments."
 TRUSTED_VARIABLE = "SHOAL_TRUSTED_ENVIRONMENTS"
 """Names of installed environments, with commas or spaces between them, that this machine's owner trusts with its files, keys and network."""
 
@@ -93,13 +92,22 @@ def length_suffix(target_length: int | None) -> str:
 def installed() -> dict[str, EntryPoint]:
     """Environments on this machine by name. Nothing is imported yet. Of two with one name, the one that is Shoal's own counts."""
     points = [*points_in_folders(ENTRY_POINT_GROUP), *entry_points(group=ENTRY_POINT_GROUP)]
-    return {point.name: point for point in sorted(points, key=in_process)}
+    return {point.name: point for point in sorted(points, key=lambda point: point in _own())}
 
 
 def in_process(point: EntryPoint) -> bool:
     """Whether an environment runs with this process's rights: Shoal's own do, and those that the machine's owner names in `TRUSTED_VARIABLE`."""
     trusted = os.environ.get(TRUSTED_VARIABLE, "").replace(",", " ").split()
-    return point.module.startswith(OWN_MODULES) or point.name in trusted
+    return point in _own() or point.name in trusted
+
+
+@cache
+def _own() -> tuple[EntryPoint, ...]:
+    """What the distribution of Shoal lists. Another one that lists the same name and class has no more than that."""
+    try:
+        return tuple(distribution("shoal").entry_points.select(group=ENTRY_POINT_GROUP))
+    except PackageNotFoundError:
+        return ()
 
 
 def parameter(name: str) -> str | None:
