@@ -63,8 +63,14 @@ def fork() -> None:
 
 
 def threads() -> str:
-    for _ in range(100_000):
-        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    threading.stack_size(1 << 15)
+    for _ in range(1000):
+        threading.Thread(target=time.sleep, args=(2,), daemon=True).start()
+    return "started"
+
+
+def spin_after() -> str:
+    threading.Thread(target=spin, daemon=True).start()
     return "started"
 
 
@@ -95,6 +101,8 @@ ATTACKS = {
     "trace": trace,
     "grow": grow,
     "spin": spin,
+    "threads": threads,
+    "spin after": spin_after,
     "sleep": lambda: time.sleep(1000),
     "exit": lambda: os._exit(0),
     "leave": lambda: sys.exit(3),

@@ -5,6 +5,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from shoal.environments.apart import Apart
 from shoal.environments.base import BadEnvironment, Environment, digest, load
 from shoal.environments.mixture import environment_of
 from shoal.environments.results import EnvironmentBroke, Score
+from shoal.rewards.cpu_time import cpu_seconds
 from shoal.rewards.sandbox import service
 
 TASK = Task(problem_id="0", task_type="hostile", prompt="?")
@@ -133,6 +135,28 @@ def test_a_process_that_gives_no_score_is_replaced(machine: Path, hostile: Envir
     found = hostile.score(TASK, attack)
     assert isinstance(found, EnvironmentBroke), found
     assert f"environment 'hostile': {ENDED[attack]}" in found.reason
+    unharmed(machine, hostile)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="threads are counted where the user of a sandbox is its own")
+def test_its_threads_are_bounded(machine: Path, hostile: Environment) -> None:
+    found = hostile.score(TASK, "threads")
+    assert isinstance(found, EnvironmentBroke), found
+    assert "score() raised RuntimeError: can't start new thread" in found.reason
+    hostile.score(TASK, "exit")  # with its threads
+    unharmed(machine, hostile)
+
+
+def test_it_computes_only_while_a_question_is_open(machine: Path, hostile: Apart) -> None:
+    for _ in range(2):
+        assert hostile.score(TASK, "spin after") == Score(1.0, "started")
+        group = hostile._processes._idle[-1]._process.pid
+        before = cpu_seconds(group)
+        time.sleep(0.5)
+        assert cpu_seconds(group) - before < 0.05
+    unharmed(machine, hostile)
+    hostile._processes.close()
+    assert not Path(f"/proc/{group}").exists()
     unharmed(machine, hostile)
 
 

@@ -1,7 +1,8 @@
 """A process in a sandbox that answers questions until it is ended: frames of bytes over pipes, each bounded in length and time.
 
 In: the module that serves inside (`inside.host` starts it), and questions, one at a time. Out: its answers, or `ServiceFailed`, after which it is
-closed and another takes its place. The walls are those of a program (`isolation`), and no file can be written. Called by `environments.apart`.
+closed and another takes its place. The walls are those of a program (`isolation`), and no file can be written. Between questions all of its threads
+are stopped, so that it computes only in time that counts. Called by `environments.apart`.
 """
 
 import atexit
@@ -53,6 +54,8 @@ AWAKE_SHARE = 0.03
 MEMORY_BYTES = 2 << 30
 """Address space of one process."""
 LIMITS = {"RLIMIT_AS": MEMORY_BYTES, "RLIMIT_FSIZE": 0, "RLIMIT_NOFILE": 256}
+MOST_THREADS = 256
+"""Of all processes of one user, where that is not the machine's owner."""
 CHUNK = 1 << 16
 
 
@@ -102,7 +105,7 @@ class Service:
         # The process ends with the thread that starts it, which therefore lasts.
         self._process = _starter(os.getpid()).submit(_started, isolation, place).result()
         start = {
-            "limits": LIMITS,
+            "limits": LIMITS | ({"RLIMIT_NPROC": MOST_THREADS} if isolation.own_user else {}),
             "places": dict(served.places),
             "path": list(served.path),
             "module": served.module,
@@ -129,13 +132,16 @@ class Service:
         """
         patience = _Patience(self._process.pid, seconds)
         try:
+            self._signal(signal.SIGCONT)
             if question:
                 self._send(question, patience)
             while (length := int.from_bytes(self._read(4, patience), "big")) & CALL:
                 self._reply(length ^ CALL, patience, calls)
             if length > most_bytes:
                 raise ServiceFailed(f"gave an answer of {length} bytes; allowed: {most_bytes}")
-            return self._read(length, patience)
+            answer = self._read(length, patience)
+            self._signal(signal.SIGSTOP)
+            return answer
         except ServiceFailed:
             self.close()
             raise
@@ -152,14 +158,19 @@ class Service:
         """End the process with all that it has."""
         process = self._process
         if process.returncode is None:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
+            self._signal(signal.SIGKILL)  # ends a stopped one too
             process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
             pipe.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To all of its group, which is bubblewrap and what it started, or the process alone. Nothing inside can leave the group."""
+        if self._process.returncode is None:
+            try:
+                os.killpg(self._process.pid, number)
+            except (ProcessLookupError, PermissionError):
+                pass
 
     def _reply(self, length: int, patience: "_Patience", calls: Callable[[bytes], bytes] | None) -> None:
         if calls is None:
