@@ -7,7 +7,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import cache_from_source
 from pathlib import Path
+from py_compile import PycInvalidationMode
+from py_compile import compile as compile_to_cache
 
 import pytest
 
@@ -174,6 +177,50 @@ def test_nothing_of_its_package_is_imported_here(hostile: Environment) -> None:
     assert "hostile_of_others" not in sys.modules
     assert len(digest(hostile)) == 64
     assert "hostile_of_others" not in sys.modules
+
+
+def test_its_digest_covers_every_file_and_is_that_of_a_trusted_one(
+    machine: Path, hostile: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = digest(hostile), digest(mixture_of_one())
+    with monkeypatch.context() as trusted:
+        trusted.setenv(base.TRUSTED_VARIABLE, "hostile")
+        load.cache_clear()
+        try:
+            assert not isinstance(load("hostile"), Apart)
+            assert (digest(load("hostile")), digest(mixture_of_one())) == before
+        finally:
+            sys.modules.pop("hostile_of_others", None)
+            load.cache_clear()
+    words = machine / "packages" / "hostile_of_others" / "words.txt"
+    words.write_text("one\n")
+    try:
+        assert digest(hostile) != before[0]
+        assert digest(mixture_of_one()) != before[1]
+    finally:
+        words.unlink()
+
+
+def mixture_of_one() -> Environment:
+    return environment_of("mixture", [SourceTerms(name="theirs", environment="hostile", task_count=1, weight=1)])
+
+
+def test_caches_beside_its_source_are_not_run(machine: Path, hostile: Environment) -> None:
+    module = machine / "packages" / "hostile_of_others" / "__init__.py"
+    before = digest(hostile)
+    text = module.read_text()
+    spoilt = machine / "spoilt.py"
+    spoilt.write_text(text.replace('completion == "right"', 'completion == "wrong"'))
+    cache = Path(cache_from_source(str(module)))
+    try:
+        compile_to_cache(str(spoilt), str(cache), invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
+        cache.parent.chmod(0o755)
+        cache.chmod(0o644)
+        assert digest(hostile) == before
+        assert Apart("hostile", "hostile_of_others:Hostile").score(TASK, "wrong") == Score(0.0)
+    finally:
+        spoilt.unlink()
+        shutil.rmtree(cache.parent)
 
 
 def test_its_digest_covers_its_package(machine: Path, hostile: Environment) -> None:

@@ -13,7 +13,6 @@ Cost, at a run's size: a question with its answer takes 0.2 ms (5,000 a second),
 import atexit
 import json
 import os
-import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -45,7 +44,6 @@ ANSWER_BYTES = 16 << 20
 MOST_TASKS_BYTES = 8 << 30
 TRIES = 2
 """A process that ended by itself may have been killed because the machine had no memory."""
-SHOAL_MODULE = re.compile(r"shoal(\.[a-z_][a-z0-9_]*)+")
 
 Words = Annotated[str, StringConstraints(max_length=4096)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=253)]
@@ -119,8 +117,7 @@ class Apart:
         self.name, self.version = name, described.version
         self.runs_programs = described.runs_programs
         self.requires, self.extra = tuple(described.requires), described.extra
-        self.sources = (value.partition(":")[0].partition(".")[0], *_pinned(described.sources))
-        """The whole package that the entry point names, and the modules of Shoal that its classes come from."""
+        self.sources = tuple(described.sources)
         if described.parameter is not None:
             self.parameter = described.parameter
         for member in ("task_count", "has_answer", "broken", "flaw", "problems", "part_of"):
@@ -389,18 +386,6 @@ def _served(name: str, value: str) -> ServedModule:
         places={top: os.path.realpath(place), "shoal": own},
         path=tuple(sorted(packages)),
     )
-
-
-def _pinned(sources: list[str]) -> tuple[str, ...]:
-    """Modules whose source the digest covers: those of Shoal by their names, others by their package, which is found without running it."""
-    kept: dict[str, None] = {}
-    for source in sources:
-        top = source.partition(".")[0]
-        if SHOAL_MODULE.fullmatch(source):
-            kept[source] = None
-        elif top.isidentifier() and top not in (*sys.stdlib_module_names, "shoal"):
-            kept[top] = None
-    return tuple(kept)
 
 
 def _question(call: str, arguments: dict[str, Any]) -> bytes:

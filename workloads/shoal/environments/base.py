@@ -15,14 +15,15 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from shoal.environments.places import points_in_folders, spec_of
+from shoal.environments.places import points_in_folders, spec_of, version_of
 from shoal.environments.results import BadEnvironment as BadEnvironment
 from shoal.environments.results import Score as Score
 from shoal.environments.results import Unscorable as Unscorable
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "shoal.environments"
 TRUSTED_VARIABLE = "SHOAL_TRUSTED_ENVIRONMENTS"
 """Names of installed environments, with commas or spaces between them, that this machine's owner trusts with its files, keys and network."""
+
+SHOAL_MODULE = re.compile(r"shoal(\.[a-z_][a-z0-9_]*)+")
+APART = "shoal.environments.apart"
 
 
 @runtime_checkable
@@ -171,21 +175,23 @@ def digest(environment: Environment) -> str:
     The source is that of the modules of the environment's class and its
     base classes, and of this one: a change in a shared scorer or in the suffix counts too. It also covers `sources` with all modules below them,
     and the versions of `requires`. Line ends are normalised: they carry no meaning. BadEnvironment when one of these is not there.
+    Of an environment that is not Shoal's own, sandboxed or trusted, it covers all files of its package but Python's caches.
     """
-    names = {cls.__module__ for cls in type(environment).__mro__} - {"builtins", "typing"}
-    names |= {__name__, Score.__module__}
-    files = dict(_module_file(environment, name) for name in names)
-    for name in getattr(environment, "sources", ()):
+    files = dict(_module_file(environment, name) for name in modules_of(environment) | {__name__, Score.__module__})
+    for name in sources_of(environment):
         files |= dict(_files_below(environment, name))
+    for name in packages_of(environment):
+        files |= dict(_files_below(environment, name, "*"))
     sha = hashlib.sha256()
     for text in (environment.name, environment.version):
         _add(sha, text.encode())
     for name, path in sorted(files.items()):
         _add(sha, name.encode())
-        _add(sha, path.read_bytes().replace(b"\r\n", b"\n"))
+        data = path.read_bytes()
+        _add(sha, data.replace(b"\r\n", b"\n") if path.suffix == ".py" else data)
     for name in sorted(getattr(environment, "requires", ())):
         try:
-            _add(sha, f"{name}=={version(name)}".encode())
+            _add(sha, f"{name}=={version_of(name)}".encode())
         except PackageNotFoundError:
             extra = getattr(environment, "extra", None)
             what = (
@@ -197,6 +203,39 @@ def digest(environment: Environment) -> str:
     return sha.hexdigest()
 
 
+def modules_of(environment: Environment) -> set[str]:
+    """Modules of the class and base classes of an environment of Shoal; of others their sources tell them."""
+    return set() if _package_of(environment) else {cls.__module__ for cls in type(environment).__mro__} - {
+        "builtins", "typing",
+    }  # fmt: skip
+
+
+def sources_of(environment: Environment) -> tuple[str, ...]:
+    """Further modules and packages. Of another's environment: those of Shoal by their names, others by their package, which is not run."""
+    sources = tuple(getattr(environment, "sources", ()))
+    if not _package_of(environment):
+        return sources
+    kept: dict[str, None] = {}
+    for source in (*sources, *(cls.__module__ for cls in type(environment).__mro__)):
+        top = source.partition(".")[0]
+        if SHOAL_MODULE.fullmatch(source) and source != APART:
+            kept[source] = None
+        elif top.isidentifier() and top not in (*sys.stdlib_module_names, "shoal"):
+            kept[top] = None
+    return tuple(kept)
+
+
+def packages_of(environment: Environment) -> tuple[str, ...]:
+    """Packages of which every file counts: that of an environment which is not Shoal's own; those of a mixture's parts."""
+    package = _package_of(environment)
+    return (package,) if package else tuple(getattr(environment, "whole_packages", ()))
+
+
+def _package_of(environment: Environment) -> str | None:
+    point = installed().get(environment.name.partition(":")[0])
+    return None if point is None or point in _own() else point.value.partition(":")[0].partition(".")[0]
+
+
 def _module_file(environment: Environment, name: str) -> tuple[str, Path]:
     source = inspect.getsourcefile(sys.modules[name])
     if source is None:
@@ -204,8 +243,8 @@ def _module_file(environment: Environment, name: str) -> tuple[str, Path]:
     return name, Path(source)
 
 
-def _files_below(environment: Environment, name: str) -> Iterator[tuple[str, Path]]:
-    """A module, or every module of a package, by its place below the package's name; nothing is run to find them."""
+def _files_below(environment: Environment, name: str, pattern: str = "*.py") -> Iterator[tuple[str, Path]]:
+    """A module, or every module (or other file) of a package, by its place below the package's name; nothing is run to find them."""
     found = spec_of(name)
     if found is None or found.origin is None:
         raise BadEnvironment(f"environment {environment.name!r}: its source {name} is missing and cannot be pinned")
@@ -213,8 +252,9 @@ def _files_below(environment: Environment, name: str) -> Iterator[tuple[str, Pat
     if not found.submodule_search_locations:
         yield name, origin
         return
-    for path in sorted(origin.parent.rglob("*.py")):
-        yield f"{name}/{path.relative_to(origin.parent).as_posix()}", path
+    for path in sorted(origin.parent.rglob(pattern)):
+        if path.suffix == ".py" or (path.is_file() and "__pycache__" not in path.relative_to(origin.parent).parts):
+            yield f"{name}/{path.relative_to(origin.parent).as_posix()}", path
 
 
 def _add(sha: hashlib._Hash, part: bytes) -> None:

@@ -11,7 +11,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.contracts.mixture import MIXTURE
-from shoal.environments.base import BadEnvironment, Environment, Score, Unscorable, load, runs_programs
+from shoal.environments.base import (
+    BadEnvironment,
+    Environment,
+    Score,
+    Unscorable,
+    load,
+    modules_of,
+    packages_of,
+    runs_programs,
+    sources_of,
+)
 from shoal.environments.episodes import WithTools
 
 if TYPE_CHECKING:
@@ -36,8 +46,9 @@ class Mixture:
                 )
         own = self._parts.values()
         self.version = "1 " + " ".join(f"{name}={part.name}={part.version}" for name, part in self._parts.items())
-        modules = {cls.__module__ for part in own for cls in type(part).__mro__} - {"builtins", "typing"}
-        self.sources = (*sorted(modules), *(name for part in own for name in getattr(part, "sources", ())))
+        modules = {module for part in own for module in modules_of(part)}
+        self.sources = (*sorted(modules), *(name for part in own for name in sources_of(part)))
+        self.whole_packages = tuple(name for part in own for name in packages_of(part))
         self.requires = tuple({name: None for part in own for name in getattr(part, "requires", ())})
         self.runs_programs = any(map(runs_programs, own))
         self.extra = next(filter(None, (getattr(part, "extra", None) for part in own)), None)

@@ -5,8 +5,9 @@ One in a folder of `FOLDERS_VARIABLE` does neither: nothing there is on this pro
 """
 
 import os
+import sys
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import EntryPoint, distributions
+from importlib.metadata import EntryPoint, PackageNotFoundError, distributions
 from importlib.util import find_spec
 
 FOLDERS_VARIABLE = "SHOAL_ENVIRONMENTS"
@@ -31,3 +32,10 @@ def points_in_folders(group: str) -> list[EntryPoint]:
 def spec_of(name: str) -> ModuleSpec | None:
     """Where a module is. A top-level one is found without running anything, and this Python's own folders come first."""
     return find_spec(name) or PathFinder.find_spec(name, folders())
+
+
+def version_of(name: str) -> str:
+    """Version of a distribution, in this Python's own folders or in the others. PackageNotFoundError."""
+    for each in distributions(name=name, path=[*sys.path, *folders()]):
+        return each.version
+    raise PackageNotFoundError(name)

@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 from importlib import import_module
+from importlib.machinery import PathFinder, SourceFileLoader
 from importlib.util import spec_from_file_location
 
 from shoal.rewards.sandbox.inside import lockdown
@@ -17,23 +18,40 @@ from shoal.rewards.sandbox.inside.guest import FAILED, READY, lock_in, read_exac
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
+    from types import CodeType
     from typing import Any
 
 
 class NamedPlaces:
-    """Finds top-level modules at the places given, whose parent folders need not be readable."""
+    """Finds top-level modules at the places given, whose parent folders need not be readable.
+
+    Of all but Shoal's own the source is run, and no cache beside it: digests cover the source alone.
+    """
 
     def __init__(self, places: "dict[str, str]") -> None:
         self._places = places
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
-        place = self._places.get(name)
-        if place is None:
+    def find_spec(self, name: str, path: "Sequence[str] | None" = None, target: object = None) -> "ModuleSpec | None":
+        top, _, below = name.partition(".")
+        place = self._places.get(top)
+        if place is None or (below and top == "shoal"):
             return None
-        if os.path.isdir(place):
-            return spec_from_file_location(name, f"{place}/__init__.py", submodule_search_locations=[place])
-        return spec_from_file_location(name, place)
+        if below:
+            found = PathFinder.find_spec(name, path)
+        elif os.path.isdir(place):
+            found = spec_from_file_location(name, f"{place}/__init__.py", submodule_search_locations=[place])
+        else:
+            found = spec_from_file_location(name, place)
+        if found is not None and type(found.loader) is SourceFileLoader and top != "shoal":
+            found.loader = _Source(name, found.loader.path)
+        return found
+
+
+class _Source(SourceFileLoader):
+    def get_code(self, fullname: str) -> "CodeType":
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def main() -> None:
