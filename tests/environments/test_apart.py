@@ -185,6 +185,7 @@ def test_its_digest_covers_every_file_and_is_that_of_a_trusted_one(
     before = digest(hostile), digest(mixture_of_one())
     with monkeypatch.context() as trusted:
         trusted.setenv(base.TRUSTED_VARIABLE, "hostile")
+        trusted.setattr(sys, "dont_write_bytecode", True)
         load.cache_clear()
         try:
             assert not isinstance(load("hostile"), Apart)
@@ -192,6 +193,7 @@ def test_its_digest_covers_every_file_and_is_that_of_a_trusted_one(
         finally:
             sys.modules.pop("hostile_of_others", None)
             load.cache_clear()
+            (machine / "node.key").write_text(SECRET)  # a trusted one may write
     words = machine / "packages" / "hostile_of_others" / "words.txt"
     words.write_text("one\n")
     try:
@@ -305,6 +307,25 @@ def test_an_owner_may_trust_one(machine: Path, monkeypatch: pytest.MonkeyPatch) 
     assert base.in_process(base.installed()["hostile"])
     monkeypatch.setenv(base.TRUSTED_VARIABLE, "others")
     assert not base.in_process(base.installed()["hostile"])
+
+
+def test_one_that_an_owner_trusts_is_loaded_from_a_folder_of_its_own(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(machine / "packages")
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != folder])
+    monkeypatch.setenv("SHOAL_ENVIRONMENTS", folder)
+    monkeypatch.setenv(base.TRUSTED_VARIABLE, "hostile absent")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    load.cache_clear()
+    try:
+        with pytest.raises(BadEnvironment, match=r"environment 'absent' cannot be loaded: AttributeError: .*Absent"):
+            load("absent")
+        assert load("hostile").score(TASK, "right") == Score(1.0)
+    finally:
+        sys.modules.pop("hostile_of_others", None)
+        load.cache_clear()
+        (machine / "node.key").write_text(SECRET)  # a trusted one may write
 
 
 def test_without_walls_it_does_not_run(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

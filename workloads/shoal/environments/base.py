@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from shoal.environments.places import points_in_folders, spec_of, version_of
+from shoal.environments.places import folders, points_in_folders, spec_of, version_of
 from shoal.environments.results import BadEnvironment as BadEnvironment
 from shoal.environments.results import Score as Score
 from shoal.environments.results import Unscorable as Unscorable
@@ -122,7 +122,7 @@ def parameter(name: str) -> str | None:
             from shoal.environments.apart import parameter_of  # sandboxes, which few processes need
 
             return parameter_of(name, point.value)
-        found = getattr(point.load(), "parameter", None)
+        found = getattr(_class_of(point), "parameter", None)
     except (ImportError, BadEnvironment):
         return None
     return None if found is None else str(found)
@@ -149,7 +149,7 @@ def load(name: str) -> Environment:
         from shoal.environments.apart import Apart  # sandboxes, which few processes need
 
         return Apart(name, found[plain].value)
-    make = found[plain].load()
+    make = _class_of(found[plain])
     if colon and getattr(make, "parameter", None) is None:
         raise BadEnvironment(
             f"environment {plain!r} has no parts to name: write {plain!r} without {colon + argument!r:.80}"
@@ -158,6 +158,10 @@ def load(name: str) -> Environment:
         made = make(argument) if colon else make()
     except ValueError as error:
         raise BadEnvironment(str(error)) from None
+    except Exception as error:  # others' code raises anything
+        if found[plain] in _own():
+            raise
+        raise _not_loaded(plain, error) from error
     if not isinstance(made, Environment):
         raise BadEnvironment(
             f"environment {name!r} ({found[plain].value}) lacks one of: name, version, tasks, prompt, score, gold"
@@ -167,6 +171,23 @@ def load(name: str) -> Environment:
             f"entry point {name!r} ({found[plain].value}) is an environment with the name {made.name!r}"
         )
     return made
+
+
+def _class_of(point: EntryPoint) -> Any:
+    """What an entry point names, run in this process. BadEnvironment when one that the owner trusts cannot be loaded."""
+    if point in _own():
+        return point.load()
+    folder = "" if point.dist is None else str(point.dist.locate_file(""))
+    if folder in [str(Path(each)) for each in folders()] and folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        return point.load()
+    except Exception as error:  # as above
+        raise _not_loaded(point.name, error) from error
+
+
+def _not_loaded(name: str, error: Exception) -> BadEnvironment:
+    return BadEnvironment(f"environment {name!r} cannot be loaded: {type(error).__name__}: {error!s:.500}")
 
 
 def digest(environment: Environment) -> str:
