@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from shoal.contracts.tasks import Task
-from shoal.environments import Score
+from shoal.environments import Score, Unscorable
 
 KEY = Path("@KEY@")
 AT_IMPORT = ""
@@ -107,7 +107,7 @@ ATTACKS = {
     "exit": lambda: os._exit(0),
     "leave": lambda: sys.exit(3),
     "close": lambda: os.closerange(0, 100),
-    "long": lambda: "x" * (32 << 20),
+    "long": lambda: say(b"x" * (32 << 20)),
     "gigabyte": lambda: say(b"", 1 << 30),
     "unfinished": lambda: (say(b"x", 1000), time.sleep(1000)),
     "pickle": lambda: say(pickle.dumps(OnLoad())),
@@ -124,6 +124,9 @@ VALUES = {
     "nan": Score(float("nan")),
     "wrong detail": Score(1.0, 7),
     "an object": OnLoad(),
+    "long detail": Score(0.0, "x" * 5000),
+    "true score": Score(True),
+    "long reason": Unscorable("x" * 5000),
 }
 
 

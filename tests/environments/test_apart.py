@@ -21,7 +21,7 @@ from shoal.environments import apart, base
 from shoal.environments.apart import Apart
 from shoal.environments.base import BadEnvironment, Environment, digest, load
 from shoal.environments.mixture import environment_of
-from shoal.environments.results import EnvironmentBroke, Score
+from shoal.environments.results import EnvironmentBroke, Score, Unscorable
 from shoal.rewards.cpu_time import cpu_seconds
 from shoal.rewards.sandbox import service
 
@@ -89,6 +89,7 @@ REFUSED = {
     "trace": "PermissionError",
     "grow": "MemoryError",
     "an object": "TypeError",
+    "wrong detail": "TypeError",
 }
 ENDED = {
     "spin": "score() gave no answer within 2 s of CPU time",
@@ -109,7 +110,6 @@ ENDED = {
     "truth": "score() gave no answer of its kind",
     "five": "score() gave no answer of its kind: SaidScore.task_reward: Input should be less than or equal to 1",
     "nan": "score() gave no answer of its kind",
-    "wrong detail": "score() gave no answer of its kind: SaidScore.detail: Input should be a valid string",
 }
 
 
@@ -139,6 +139,16 @@ def test_a_process_that_gives_no_score_is_replaced(machine: Path, hostile: Envir
     assert isinstance(found, EnvironmentBroke), found
     assert f"environment 'hostile': {ENDED[attack]}" in found.reason
     unharmed(machine, hostile)
+
+
+def test_what_is_honest_but_long_is_cut_and_ends_nothing(hostile: Apart) -> None:
+    assert hostile.score(TASK, "right") == Score(1.0)
+    before = [each._process.pid for each in hostile._processes._idle]
+    assert hostile.score(TASK, "long detail") == Score(0.0, "x" * 4096)
+    assert hostile.score(TASK, "true score") == Score(1.0)
+    assert hostile.score(TASK, "long reason") == Unscorable("x" * 4096)
+    assert isinstance(hostile.score(TASK, "text"), EnvironmentBroke)
+    assert [each._process.pid for each in hostile._processes._idle] == before
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="threads are counted where the user of a sandbox is its own")

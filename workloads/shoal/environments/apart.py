@@ -213,7 +213,11 @@ class PartApart:
 
 
 class _Raised(NoAnswer):
-    """Its code raised an exception, and its process goes on."""
+    """Its code raised an exception, or gave another value, and its process goes on."""
+
+
+class _Wrong(_Raised):
+    """A value of another kind."""
 
 
 class _Processes:
@@ -268,7 +272,10 @@ class _Processes:
             with self._taken() as service:
                 while True:
                     said = service.ask(question, ANSWER_BYTES, TASKS_SECONDS, calls.answer)
-                    part = self._checked("tasks", said, TASKS)
+                    try:
+                        part = self._checked("tasks", said, TASKS)
+                    except _Wrong as error:  # more parts may follow
+                        raise NoAnswer(str(error)) from None
                     if not part:
                         return found
                     found += part
@@ -348,11 +355,15 @@ class _Processes:
                 raise _Raised(f"environment {self._name!r}: {answer['error']:.1000}")
             if not isinstance(answer, dict) or answer.keys() != {"value"}:
                 raise ValueError("neither a value nor an error")
+        except (ValueError, RecursionError) as error:
+            raise NoAnswer(self._no_answer(call, error)) from None
+        try:
             return answers.validate_python(answer["value"])
-        except (ValidationError, ValueError, RecursionError) as error:
-            raise NoAnswer(
-                f"environment {self._name!r}: {call}() gave no answer of its kind: {_short(error)}"
-            ) from None
+        except (ValidationError, RecursionError) as error:
+            raise _Wrong(self._no_answer(call, error)) from None
+
+    def _no_answer(self, call: str, error: Exception) -> str:
+        return f"environment {self._name!r}: {call}() gave no answer of its kind: {_short(error)}"
 
 
 def _lock_and_room() -> tuple[threading.Lock, threading.BoundedSemaphore]:

@@ -15,6 +15,8 @@ from shoal.rewards.parent import Line, read_frame, use_line, write_frame
 
 METHODS = ("task_count", "has_answer", "broken", "flaw", "problems", "observe", "part_of")
 """Members that an environment may have besides the six."""
+WORDS = 4096
+"""Characters of a detail or reason."""
 BATCH_BYTES = 1 << 20
 """Tasks come in parts of about this many bytes."""
 NO_DOWNLOAD = "; nothing can be downloaded in a sandbox: name the tasks in the manifest (tasks.dataset), or put them into the package as files"
@@ -83,11 +85,11 @@ def _made(value: str, name: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A score as JSON; other values are sent as they are, for the other side to check."""
+    """A score as JSON, its words cut to what the other side takes; other values are sent as they are, for the other side to check."""
     if isinstance(value, Score):
-        return {"task_reward": value.task_reward, "detail": value.detail}
+        return {"task_reward": float(value.task_reward), "detail": value.detail[:WORDS]}
     if isinstance(value, Unscorable):
-        return {"reason": value.reason, "passing": value.passing}
+        return {"reason": value.reason[:WORDS], "passing": value.passing}
     return value
 
 
