@@ -153,5 +153,10 @@ class Hostile:
             return Score(1.0, str(ATTACKS[completion]()))
         return Score(float(completion == "right"))
 
+    def flaw(self, task: Task) -> str | None:
+        if task.prompt == "no gold":
+            raise ValueError("it has no gold answer")
+        return ATTACKS[task.prompt]() if task.prompt in ATTACKS else None
+
     def gold(self, task: Task) -> str:
         return "right"

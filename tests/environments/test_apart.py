@@ -1,6 +1,7 @@
 """Environments of others, in a sandbox: each attack is harmless to this machine and is named, and the next question is answered."""
 
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -149,6 +150,28 @@ def test_what_is_honest_but_long_is_cut_and_ends_nothing(hostile: Apart) -> None
     assert hostile.score(TASK, "long reason") == Unscorable("x" * 4096)
     assert isinstance(hostile.score(TASK, "text"), EnvironmentBroke)
     assert [each._process.pid for each in hostile._processes._idle] == before
+
+
+def test_a_machine_that_starts_no_process_makes_no_score(machine: Path, hostile: Apart) -> None:
+    hostile._processes.close()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        found = hostile.score(TASK, "right")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert isinstance(found, EnvironmentBroke), found
+    assert "score() could not start a process: " in found.reason
+    unharmed(machine, hostile)
+
+
+@pytest.mark.parametrize("attack", ["exit", "spin", "key"])
+def test_only_what_it_says_of_a_task_counts_as_a_task_without_a_proof(hostile: Apart, attack: str) -> None:
+    with pytest.raises(RuntimeError, match=r"environment 'hostile': flaw\(\) "):
+        hostile.flaw(TASK.model_copy(update={"prompt": attack}))
+    with pytest.raises(ValueError, match="it has no gold answer"):
+        hostile.flaw(TASK.model_copy(update={"prompt": "no gold"}))
+    assert hostile.flaw(TASK) is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="threads are counted where the user of a sandbox is its own")

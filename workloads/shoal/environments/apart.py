@@ -159,8 +159,10 @@ class Apart:
     def _flaw(self, task: Task) -> str | None:
         try:
             return self._processes.ask("flaw", MAYBE_TEXTS, task=task)
-        except NoAnswer as error:
+        except _Refused as error:
             raise ValueError(str(error)) from None
+        except NoAnswer as error:  # which says nothing about the task
+            raise RuntimeError(str(error)) from None
 
     def _observe(self, task: Task, text: str) -> str | Unscorable | None:
         calls = Calls(runs_programs(self, task))
@@ -214,6 +216,10 @@ class PartApart:
 
 class _Raised(NoAnswer):
     """Its code raised an exception, or gave another value, and its process goes on."""
+
+
+class _Refused(_Raised):
+    """Its code raised ValueError."""
 
 
 class _Wrong(_Raised):
@@ -351,8 +357,13 @@ class _Processes:
     def _checked(self, call: str, said: bytes, answers: TypeAdapter[Answer]) -> Answer:
         try:
             answer = json.loads(said)
-            if isinstance(answer, dict) and answer.keys() == {"error"} and isinstance(answer["error"], str):
-                raise _Raised(f"environment {self._name!r}: {answer['error']:.1000}")
+            if (
+                isinstance(answer, dict)
+                and answer.keys() <= {"error", "refused"}
+                and isinstance(answer.get("error"), str)
+            ):
+                kind = _Refused if answer.get("refused") is True else _Raised
+                raise kind(f"environment {self._name!r}: {answer['error']:.1000}")
             if not isinstance(answer, dict) or answer.keys() != {"value"}:
                 raise ValueError("neither a value nor an error")
         except (ValueError, RecursionError) as error:

@@ -48,7 +48,8 @@ def serve(questions: int, answers: int, arguments: Mapping[str, Any]) -> None:
             data = json.dumps({"value": _plain(value)})
         except Exception as error:  # an environment raises anything
             advice = NO_DOWNLOAD if call in ("tasks", "task_count") and _wanted_files(error) else ""
-            data = json.dumps({"error": f"{call}() raised {type(error).__name__}: {error}"[:700] + advice})
+            words = f"{call}() raised {type(error).__name__}: {error}"[:700] + advice
+            data = json.dumps({"error": words, "refused": isinstance(error, ValueError)})
         line.open = False
         write_frame(answers, data.encode())
 

@@ -87,6 +87,12 @@ class Service:
     """
 
     def __init__(self, served: ServedModule) -> None:
+        try:
+            self._begin(served)
+        except OSError as error:  # of memory, processes, files or disk
+            raise ServiceFailed(f"could not start a process: {error}", ended_by_itself=True) from None
+
+    def _begin(self, served: ServedModule) -> None:
         isolation = isolation_here()
         place = SandboxPlace(
             uid=FIRST_SERVICE_UID + os.getpid() % SERVICE_UIDS,
@@ -117,7 +123,7 @@ class Service:
             if said != READY:
                 raise ServiceFailed(f"its sandbox did not start ({isolation.describe()}): {self._last_words()}")
             self._send(marshal.dumps(start), patience)
-        except ServiceFailed:
+        except (ServiceFailed, OSError):
             self.close()
             raise
 
