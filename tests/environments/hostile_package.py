@@ -160,3 +160,15 @@ class Hostile:
 
     def gold(self, task: Task) -> str:
         return "right"
+
+
+class Escapes(Hostile):
+    name = "escapes"
+    version = "1\x1b]0;owned\x07"
+
+
+class Faulty(Hostile):
+    name = "faulty"
+
+    def __init__(self) -> None:
+        raise RuntimeError("\x1b[2J")

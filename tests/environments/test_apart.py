@@ -14,8 +14,10 @@ from py_compile import PycInvalidationMode
 from py_compile import compile as compile_to_cache
 
 import pytest
+from typer.testing import CliRunner
 
 from servers import ROOT
+from shoal.cli.main import app
 from shoal.contracts.mixture import SourceTerms
 from shoal.contracts.tasks import Task
 from shoal.environments import apart, base
@@ -44,7 +46,9 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Path]:
     (package / "__init__.py").write_text(source.replace("@KEY@", str(key)))
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile\nVersion: 1\n")
     (metadata / "entry_points.txt").write_text(
-        "[shoal.environments]\nhostile = hostile_of_others:Hostile\nabsent = hostile_of_others:Absent\narithmetic = hostile_of_others:Hostile\n"
+        "[shoal.environments]\nhostile = hostile_of_others:Hostile\nabsent = hostile_of_others:Absent\n"
+        "escapes = hostile_of_others:Escapes\nfaulty = hostile_of_others:Faulty\nmain = __main__:X\n"
+        "arithmetic = hostile_of_others:Hostile\n"
     )
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o777 if path.is_dir() else 0o666)
@@ -305,6 +309,31 @@ def test_many_threads_may_ask(hostile: Environment) -> None:
 def test_one_that_cannot_be_loaded_is_named(machine: Path) -> None:
     with pytest.raises(BadEnvironment, match=r"environment 'absent': AttributeError: .*Absent"):
         load("absent")
+
+
+def test_processes_of_one_that_cannot_be_used_end(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[service.Service] = []
+    real = apart._Processes._keep
+    monkeypatch.setattr(apart._Processes, "_keep", lambda self, each: (begun.append(each), real(self, each)))
+    for name, attribute in (("absent", "Absent"), ("other", "Hostile")):
+        with pytest.raises(BadEnvironment):
+            Apart(name, f"hostile_of_others:{attribute}")
+    assert [each._process.returncode for each in begun] == [-9, -9]
+
+
+def test_a_module_of_the_caller_is_none_of_an_environment(machine: Path) -> None:
+    with pytest.raises(BadEnvironment, match="environment 'main': __main__ is no package"):
+        load("main")
+
+
+@pytest.mark.parametrize("machine", ["bubblewrap"], indirect=True)
+def test_what_it_says_of_itself_does_not_reach_a_terminal(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_ENVIRONMENTS", str(machine / "packages"))  # which another process sees too
+    for arguments in (["list"], ["check", "faulty"]):
+        shown = CliRunner().invoke(app, ["env", *arguments]).output
+        assert "\x1b" not in shown
+        assert "\x07" not in shown
+        assert r"\x1b" in shown
 
 
 def test_the_name_of_one_of_shoals_own_cannot_be_taken(machine: Path) -> None:

@@ -9,6 +9,10 @@ from typing import Annotated
 import typer
 
 from shoal.errors import InputWrong, RunFailed
+from shoal.text import plain
+
+LONGEST_WORDS = 2000
+"""Characters of what a package says."""
 
 app = typer.Typer(
     name="env",
@@ -70,7 +74,7 @@ def check(
     for name in names or [name for name in sorted(found) if parameter(name) is None]:
         report = try_out(name, tasks, seed, seconds)
         for fault in report.faults:
-            typer.echo(f"{name}: {fault}")
+            typer.echo(f"{name}: {plain(fault, LONGEST_WORDS)}")
         if report.faults:
             unfit.append(name)
         else:
@@ -133,9 +137,9 @@ def list_installed() -> None:
             pinned, part = digest(environment), parameter(name)
             if part is not None:
                 name, pinned = f"{name}:{part}", "one for each"
-            rows.append((name, environment.version, pinned, package))
+            rows.append((name, plain(environment.version), pinned, package))
         except (BadEnvironment, ImportError) as error:
-            rows.append((name, "?", f"cannot be used: {error}", package))
+            rows.append((name, "?", f"cannot be used: {plain(error, LONGEST_WORDS)}", package))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)) + f"  {row[3]}")

@@ -108,6 +108,8 @@ class Apart:
     def __init__(self, name: str, value: str) -> None:
         self._processes = _Processes(name, value)
         described = self._processes.described
+        if described.error is not None or described.name != name:
+            self._processes.close()
         if described.error is not None:
             raise BadEnvironment(f"environment {name!r}: {described.error}")
         if described.name != name:

@@ -31,6 +31,8 @@ def points_in_folders(group: str) -> list[EntryPoint]:
 
 def spec_of(name: str) -> ModuleSpec | None:
     """Where a module is. A top-level one is found without running anything, and this Python's own folders come first."""
+    if name in ("", "__main__"):  # which `find_spec` takes for a mistake of its caller
+        return None
     return find_spec(name) or PathFinder.find_spec(name, folders())
 
 
