@@ -24,9 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 import shoal
 from shoal import telemetry
 from shoal.contracts.tasks import Task
-from shoal.environments.base import Environment, runs_programs
 from shoal.environments.places import folders, spec_of
-from shoal.environments.results import BadEnvironment, EnvironmentBroke, Score, Unscorable
+from shoal.environments.results import BadEnvironment, EnvironmentBroke, Score, Unscorable, runs_programs
 from shoal.rewards.calls import Calls
 from shoal.rewards.sandbox.program import NoIsolation
 from shoal.rewards.sandbox.service import ServedModule, Service, ServiceFailed
@@ -67,21 +66,21 @@ class Described(BaseModel):
     error: Words | None = None
 
 
-class _Strict(BaseModel):
+class _Said(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class SaidScore(_Strict):
+class SaidScore(_Said):
     task_reward: float = Field(ge=0, le=1)
     detail: Words
 
 
-class SaidUnscorable(_Strict):
+class SaidUnscorable(_Said):
     reason: Words
     passing: bool
 
 
-class SaidPart(_Strict):
+class SaidPart(_Said):
     name: Name
     version: Words
     runs_programs: bool
@@ -176,7 +175,7 @@ class Apart:
             return Unscorable(said.reason, calls.program_seconds, said.passing)
         return said
 
-    def _part_of(self, task: Task) -> Environment:
+    def _part_of(self, task: Task) -> "Apart | PartApart":
         """The part that judges a task; the whole where it does not say."""
         try:
             return PartApart(self, self._processes.ask("part_of", PARTS, task=task))

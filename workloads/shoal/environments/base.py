@@ -27,6 +27,7 @@ from shoal.environments.places import folders, points_in_folders, spec_of, versi
 from shoal.environments.results import BadEnvironment as BadEnvironment
 from shoal.environments.results import Score as Score
 from shoal.environments.results import Unscorable as Unscorable
+from shoal.environments.results import runs_programs as runs_programs
 
 if TYPE_CHECKING:
     from shoal.contracts.tasks import Task
@@ -75,13 +76,6 @@ class Environment(Protocol):
 
     def gold(self, task: Task) -> str:
         """A completion that scores 1: the environment's own proof that its scoring works; teaches a warm start too."""
-
-
-def runs_programs(environment: Environment, task: Task | None = None) -> bool:
-    """Whether scores come from programs that the model wrote: of this task, or of any."""
-    part_of = getattr(environment, "part_of", None)
-    judge = environment if task is None or part_of is None else part_of(task)
-    return bool(getattr(judge, "runs_programs", False))
 
 
 def length_suffix(target_length: int | None) -> str:

@@ -1,6 +1,12 @@
 """What comes of an environment: a score, none, or the news that it cannot be used. Pure values, which `base` hands on."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shoal.contracts.tasks import Task
 
 
 class BadEnvironment(ValueError):
@@ -30,3 +36,10 @@ class Unscorable:
 @dataclass(frozen=True)
 class EnvironmentBroke(Unscorable):
     """The environment's own code raised, ended, took too long or gave no score."""
+
+
+def runs_programs(environment: object, task: Task | None = None) -> bool:
+    """Whether scores come from programs that the model wrote: of this task, or of any."""
+    part_of = getattr(environment, "part_of", None)
+    judge = environment if task is None or part_of is None else part_of(task)
+    return bool(getattr(judge, "runs_programs", False))

@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Environment, Score, Unscorable, runs_programs
-from shoal.rewards.parent import Line, read_frame, use_line, write_frame
+from shoal.rewards.parent import ParentLine, read_frame, use_line, write_frame
 
 METHODS = ("task_count", "has_answer", "broken", "flaw", "problems", "observe", "part_of")
 """Members that an environment may have besides the six."""
@@ -24,7 +24,7 @@ NO_DOWNLOAD = "; nothing can be downloaded in a sandbox: name the tasks in the m
 
 def serve(questions: int, answers: int, arguments: Mapping[str, Any]) -> None:
     """Answer until the other side hangs up. Shoal's judges and programs ask it in turn (`rewards.parent`)."""
-    line = Line(questions, answers)
+    line = ParentLine(questions, answers)
     use_line(line)
     environment, described = _made(arguments["value"], arguments["name"])
     try:

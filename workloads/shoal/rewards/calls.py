@@ -1,6 +1,6 @@
 """What a sandboxed process may ask its parent for while it answers a question: judgements of mathematics, and runs of programs.
 
-In: call backs (`parent.Line`), which anybody may have written. Out: replies. The processes of `math.judge` judge, and programs run in
+In: call backs (`parent.ParentLine`), which anybody may have written. Out: replies. The processes of `math.judge` judge, and programs run in
 this process's pool, as for environments of Shoal. Both are bounded in number, size and CPU time. Called by `service`, for `environments.apart`.
 """
 

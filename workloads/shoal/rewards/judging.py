@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.rewards.cpu_time import cpu_seconds
-from shoal.rewards.parent import Line, ParentRefused, line
+from shoal.rewards.parent import ParentLine, ParentRefused, line
 from shoal.rewards.sandbox.inside import lockdown
 
 QUESTION_SECONDS = 5.0
@@ -231,7 +231,7 @@ class Judges:
 class AskedJudges:
     """Judges of mathematics for a process that is in a sandbox: its parent has them."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: ParentLine) -> None:
         self._line = line
 
     def ask(self, question: object) -> Any | NoReply:

@@ -19,7 +19,7 @@ class ParentRefused(RuntimeError):
     """The parent did not do it; the message says why, and is empty when the time of a judgement was over."""
 
 
-class Line:
+class ParentLine:
     """The line of this process. Any thread may ask, while a question is open."""
 
     def __init__(self, questions: int, answers: int) -> None:
@@ -42,16 +42,16 @@ class Line:
         return reply["value"]
 
 
-_line: Line | None = None
+_line: ParentLine | None = None
 
 
-def use_line(line: Line) -> None:
+def use_line(line: ParentLine) -> None:
     """From now on this process asks its parent."""
     global _line
     _line = line
 
 
-def line() -> Line | None:
+def line() -> ParentLine | None:
     """The line of this process, None outside of a sandbox."""
     return _line
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 
-from shoal.rewards.parent import CALL_BYTES, Line, ParentRefused
+from shoal.rewards.parent import CALL_BYTES, ParentLine, ParentRefused
 from shoal.rewards.sandbox.documents import outcome_of, request_of
 from shoal.rewards.sandbox.program import Outcome, Program, SandboxFailed
 
@@ -16,7 +16,7 @@ class AskedPool:
 
     slots = AT_ONCE
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: ParentLine) -> None:
         self._line = line
 
     def run(self, program: Program) -> Outcome:

@@ -45,11 +45,11 @@ class NamedPlaces:
         else:
             found = spec_from_file_location(name, place)
         if found is not None and type(found.loader) is SourceFileLoader and top != "shoal":
-            found.loader = _Source(name, found.loader.path)
+            found.loader = _SourceAlone(name, found.loader.path)
         return found
 
 
-class _Source(SourceFileLoader):
+class _SourceAlone(SourceFileLoader):
     def get_code(self, fullname: str) -> "CodeType":
         return self.source_to_code(self.get_data(self.path), self.path)
 
