@@ -207,8 +207,7 @@ def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
         },
         "lastFailures": [
             each.model_dump(mode="json", by_alias=True, exclude_defaults=True) for each in findings.last_failures
-        ]
-        or None,
+        ],
         "components": component_counts(findings.parts),
     }
 

@@ -2,6 +2,7 @@
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
 from shoal.contracts.protocol import RunProgress
 
@@ -41,6 +42,11 @@ class Orchestrators:
     def speaks(self, namespace: str, run: str) -> bool:
         """Whether something was said of the run."""
         return f"{run}-orchestrator.{namespace}.svc" in self._said
+
+    def said(self, url: str) -> RunProgress | None:
+        """What the orchestrator at this address answers."""
+        body = self._said.get(urlsplit(url).hostname or "")
+        return None if body is None else RunProgress.model_validate_json(body)
 
     def hush(self, namespace: str, run: str) -> None:
         """The run's orchestrator does not answer any more."""

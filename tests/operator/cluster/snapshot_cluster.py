@@ -11,7 +11,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from cluster_story import Story
 from kube_client import Kube, Object
+from orchestrators import Orchestrators
 
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import Addresses
@@ -31,11 +33,11 @@ class SnapshotCluster:
 
     enforces_volumes = True
 
-    def __init__(self, kube: Kube, namespace: str, progress: Mapping[str, RunProgress] | None = None) -> None:
+    def __init__(self, kube: Kube, namespace: str, orchestrators: Orchestrators) -> None:
         self.namespace = namespace
         self.would_write: list[str] = []
         self.asked: set[tuple[str, str]] = set()
-        self._progress = progress or {}
+        self._orchestrators = orchestrators
         self._objects = {
             (kind, found["metadata"]["name"]): found
             for kind in (*RECONCILERS, *CHILD_KINDS)
@@ -81,7 +83,7 @@ class SnapshotCluster:
         return names.cluster_addresses(run, self.namespace, relays, relay_server, runners, islands=islands)
 
     def run_progress(self, orchestrator_url: str) -> RunProgress | None:
-        return self._progress.get(orchestrator_url)
+        return self._orchestrators.said(orchestrator_url)
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -107,19 +109,19 @@ class SnapshotCluster:
         return wrong
 
 
-def unsettled(kube: Kube, namespace: str) -> list[str]:
+def unsettled(story: Story) -> list[str]:
     """What the cluster lacks or has too much of, by the pure reconcilers; empty when it is settled."""
-    cluster = SnapshotCluster(kube, namespace)
+    cluster = SnapshotCluster(story.kube, story.namespace, story.orchestrators)
     for kind in RECONCILERS:
         for found in cluster.list(kind, {}):
             reconcile(cluster, kind, found["metadata"]["name"])
     return [*cluster.would_write, *cluster.stale()]
 
 
-def wait_settled(kube: Kube, namespace: str, seconds: float = 60.0) -> None:
+def wait_settled(story: Story, seconds: float = 60.0) -> None:
     """Wait until nothing is unsettled; fails with what is."""
     end = time.monotonic() + seconds
-    while left := unsettled(kube, namespace):
+    while left := unsettled(story):
         if time.monotonic() > end:
             pytest.fail(f"after {seconds:.0f} s still not what the specs say: {left[:20]}", pytrace=False)
         time.sleep(0.5)

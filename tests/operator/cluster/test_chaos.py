@@ -153,7 +153,7 @@ def settled_now(chaos: Chaos, kube: Kube) -> bool:
         if conditions.get("Suspended" if each["spec"]["suspend"] else "Ready") != "True":
             time.sleep(1.0)
             return False
-    left = unsettled(kube, chaos.story.namespace)
+    left = unsettled(chaos.story)
     if left:
         print("left:", left[:5])
         time.sleep(1.0)

@@ -31,7 +31,7 @@ def test_a_restart_writes_nothing_when_nothing_changed(
 ) -> None:
     first = start_operator(name="first")
     story.running()
-    wait_settled(story.kube, story.namespace)
+    wait_settled(story)
     first.stop()
     before = story.versions()
     audit.mark()
@@ -99,7 +99,7 @@ def test_it_continues_after_the_api_server_was_killed_and_restarted(
     control_plane.api_server.kill()
     control_plane.start_api_server()
     survived(story, operator, 2)
-    wait_settled(story.kube, story.namespace)
+    wait_settled(story)
 
 
 def test_changes_behind_expired_watches_are_found(
@@ -141,7 +141,7 @@ def test_an_api_server_that_answers_429_and_500_for_a_while_is_waited_for(
     story.wait_condition("TrainingRun", "sums", "Prepared", "True")
     proxy.fault = None
     story.wait_condition("TrainingRun", "sums", "Ready", "True")
-    wait_settled(story.kube, story.namespace)
+    wait_settled(story)
     assert operator.is_healthy()
 
 

@@ -21,7 +21,7 @@ def test_a_run_comes_up_and_every_pod_is_admitted_as_restricted(story: Story, co
     pods = {pod["metadata"]["name"] for pod in story.kube.list("Pod", story.namespace)}
     for part in ("redis-0", "discovery", "orchestrator", "trainer-1", "relay-0", "pool-0", "pool-1", "validator"):
         assert any(name.startswith(f"sums-{part}") for name in pods), f"no pod of {part} in {sorted(pods)}"
-    wait_settled(story.kube, story.namespace)
+    wait_settled(story)
 
 
 def test_nothing_has_a_finalizer_of_ours_or_an_annotation_of_the_framework(story: Story) -> None:
