@@ -66,8 +66,8 @@ def test_a_judge_of_mathematics_is_used_as_shoals_own_use_it() -> None:
     for answer in (r"2\sqrt{2}", r"3\sqrt{2}", "8"):
         completion = rf"\boxed{{{answer}}}"
         assert theirs.score(task, completion) == load("math").score(task, completion)
-    assert theirs.flaw(task) is None  # type: ignore[attr-defined]
-    assert theirs.problems() == []  # type: ignore[attr-defined]
+    assert theirs.flaw(task) is None
+    assert theirs.problems() == []
 
 
 def test_programs_run_and_their_time_counts_as_for_shoals_own() -> None:
@@ -75,7 +75,7 @@ def test_programs_run_and_their_time_counts_as_for_shoals_own() -> None:
     task = theirs.tasks(1, 0)[0]
     assert theirs.score(task, theirs.gold(task)) == load("code").score(task, theirs.gold(task))
     assert theirs.score(task, theirs.gold(task)).program_seconds > 0
-    assert theirs.problems() == []  # type: ignore[attr-defined]
+    assert theirs.problems() == []
     programs = ProgramTime(1e-6)
     once = ScoredOnce(theirs, programs)
     assert once.reward(task, theirs.gold(task)) == 1.0
@@ -87,8 +87,8 @@ def test_the_part_that_judges_a_task_is_told(asking: Environment) -> None:
     assert runs_programs(asking)
     assert runs_programs(asking, RUNS)
     assert not runs_programs(asking, TELLS)
-    assert asking.part_of(RUNS).name == "runs"  # type: ignore[attr-defined]
-    assert asking.part_of(TELLS).score(TELLS, "right") == Score(1.0)  # type: ignore[attr-defined]
+    assert asking.part_of(RUNS).name == "runs"
+    assert asking.part_of(TELLS).score(TELLS, "right") == Score(1.0)
     unknown = TELLS.model_copy(update={"task_type": "unknown"})
     assert runs_programs(asking, unknown), "without a part the whole counts"
 
@@ -148,7 +148,7 @@ def test_what_is_said_while_no_question_is_open_has_no_effect(
     for _ in range(3):  # its thread speaks now, in time that counts
         asking.score(RUNS, "right")
     assert len(asked) <= 1
-    asking._processes.close()  # type: ignore[attr-defined]
+    asking._processes.close()
     assert asking.score(RUNS, "right") == Score(1.0)
 
 

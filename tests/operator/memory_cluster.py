@@ -59,12 +59,7 @@ class MemoryCluster:
         return self.objects.apply(wanted)
 
     def adopt(self, child: Object) -> None:
-        kind, name = child["kind"], child["metadata"]["name"]
-        live = self.objects.get(kind, name)
-        if live is not None:
-            self.objects.apply(
-                {**live, "metadata": {**live["metadata"], "ownerReferences": child["metadata"]["ownerReferences"]}}
-            )
+        self.objects.adopt(child)
 
     def delete(self, kind: str, name: str, *, orphan: bool = False) -> None:
         if orphan:

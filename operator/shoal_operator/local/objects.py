@@ -53,6 +53,13 @@ class Objects:
             if found == kind and wanted <= each["metadata"].get("labels", {}).items()
         ]
 
+    def adopt(self, child: Object) -> None:
+        """Give an object the owners that `child` has, where it is still there."""
+        live = self.get(child["kind"], child["metadata"]["name"])
+        if live is not None:
+            owners = {"ownerReferences": child["metadata"]["ownerReferences"]}
+            self.apply({**live, "metadata": {**live["metadata"], **owners}})
+
     def apply(self, wanted: Mapping[str, Any]) -> Object:
         """Create the object or replace everything but its status; returns what is stored."""
         kind, name = wanted["kind"], wanted["metadata"]["name"]

@@ -86,6 +86,7 @@ class SaidPart(_Said):
     runs_programs: bool
 
 
+Told = TypeVar("Told", SaidScore, str | None)
 SCORES: TypeAdapter[SaidScore | SaidUnscorable] = TypeAdapter(SaidScore | SaidUnscorable)
 TEXTS = TypeAdapter(str, config=ConfigDict(strict=True))
 MAYBE_TEXTS: TypeAdapter[str | None] = TypeAdapter(str | None, config=ConfigDict(strict=True))
@@ -141,14 +142,8 @@ class Apart:
 
     def score(self, task: Task, completion: str) -> Score | Unscorable:
         """As of any environment; EnvironmentBroke when it gives none."""
-        calls = Calls(runs_programs(self, task))
-        try:
-            said = self._processes.ask("score", SCORES, calls=calls, task=task, completion=completion)
-        except NoAnswer as error:
-            return EnvironmentBroke(str(error), calls.program_seconds)
-        if isinstance(said, SaidUnscorable):
-            return Unscorable(said.reason, calls.program_seconds, said.passing)
-        return Score(said.task_reward, said.detail, calls.program_seconds)
+        said, seconds = self._judged("score", SCORES, task, completion=completion)
+        return Score(said.task_reward, said.detail, seconds) if isinstance(said, SaidScore) else said
 
     def gold(self, task: Task) -> str:
         """As of any environment. BadEnvironment when it gives none."""
@@ -166,14 +161,20 @@ class Apart:
             raise RuntimeError(str(error)) from None
 
     def _observe(self, task: Task, text: str) -> str | Unscorable | None:
+        return self._judged("observe", OUTPUTS, task, text=text)[0]
+
+    def _judged(
+        self, call: str, answers: TypeAdapter[Told | SaidUnscorable], task: Task, **arguments: Any
+    ) -> tuple[Told | Unscorable, float]:
+        """What is said of a completion, and CPU seconds of the programs that ran for it."""
         calls = Calls(runs_programs(self, task))
         try:
-            said = self._processes.ask("observe", OUTPUTS, calls=calls, task=task, text=text)
+            said = self._processes.ask(call, answers, calls=calls, task=task, **arguments)
         except NoAnswer as error:
-            return EnvironmentBroke(str(error), calls.program_seconds)
+            return EnvironmentBroke(str(error), calls.program_seconds), calls.program_seconds
         if isinstance(said, SaidUnscorable):
-            return Unscorable(said.reason, calls.program_seconds, said.passing)
-        return said
+            return Unscorable(said.reason, calls.program_seconds, said.passing), calls.program_seconds
+        return said, calls.program_seconds
 
     def _part_of(self, task: Task) -> "Apart | PartApart":
         """The part that judges a task; the whole where it does not say."""
