@@ -1,7 +1,7 @@
 # Each target is one command and does its own set-up. `make` alone lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo check test soak e2e lint types format lock crds docs observability bench bench-broadcast bench-diloco bench-inference bench-operator bench-prime bench-recovery bench-toploc bench-trainer bench-trust bench-vineppo reproduce golden tools images base-image setup clean
+.PHONY: help demo check test soak e2e lint types format lock crds docs observability bench bench-broadcast bench-diloco bench-inference bench-operator bench-prime bench-recovery bench-toploc bench-trainer bench-trust bench-vineppo bench-workers reproduce golden gpu gpu-wheels tools images base-image setup clean bench-release
 
 PYTHON := .venv/bin/python
 # Two threads of torch or vLLM on two shared cores are slower than one.
@@ -58,10 +58,17 @@ bench: setup ## run the benchmarks; each writes one JSON and one table
 		test -f "$$program" || continue; echo "== $$program"; $(PYTHON) "$$program" || exit 1; done
 	$(PYTHON) -m benchmarks.trainer
 	$(PYTHON) -m benchmarks.rewards
+	$(PYTHON) -m benchmarks.agents.reasoning_gym
 	$(PYTHON) -m benchmarks.operator
 
 bench-trainer: setup ## the trainer against TRL 1.16.0, on this machine's CPU or GPU
 	$(PYTHON) -m benchmarks.trainer
+
+gpu: ## on a machine with an NVIDIA GPU, without `make setup` too: ten minutes of tests and figures; benchmarks/results/gpu.json
+	@tools/gpu.sh $(ARGS)
+
+gpu-wheels: ## fetch the Python packages that `make gpu` needs on a machine without a network
+	@tools/gpu.sh --fetch-wheels
 
 bench-inference: setup ## what proofs cost an engine, swaps, from a new version to its first token; some five minutes
 	$(PYTHON) -m benchmarks.inference
@@ -90,11 +97,18 @@ bench-prime: setup ## PRIME from a plain base and after a warm start: steps to o
 bench-vineppo: setup ## VinePPO against GRPO from one base model, by steps and by sampled tokens; some five minutes of one core
 	nice -n 19 $(PYTHON) -m benchmarks.vineppo
 
+bench-workers: setup ## rollout workers' scheduling on engines that only have a clock: benchmarks/results/workers.json; some ten minutes
+	nice -n 19 $(PYTHON) -m benchmarks.workers
+
 bench-protocol: setup ## ten thousand heartbeating nodes, a thousand that come and go: benchmarks/results/protocol.json; some twelve minutes
 	$(PYTHON) -m benchmarks.protocol
 
 bench-recovery: setup ## what recovery reads of the store after a million files: benchmarks/results/size.json; some seven minutes
 	$(PYTHON) -m benchmarks.recovery
+
+bench-release: setup ## parts that were promised a GPU and see none, the size of the CLI alone, the error of a node's caps: benchmarks/results/release.json; some five minutes
+	$(PYTHON) -m benchmarks.release
+	$(PYTHON) -m benchmarks.release.caps
 
 bench-toploc: setup ## proofs a chunk beside the published library, which is built from source the first time
 	$(PYTHON) -m benchmarks.toploc
@@ -115,7 +129,7 @@ images: ## build the images of images/ with buildah, podman or docker (ROLES="op
 base-image: ## a base for them from Debian's packages, for machines without a container registry
 	@tools/images.sh --base
 
-setup: ## system packages and .venv; every other target does this by itself
+setup: ## system packages and .venv; every other target does this by itself (VARIANT=cuda: for NVIDIA's GPUs)
 	@tools/setup.sh
 
 clean: ## remove .venv and caches of this checkout; runs/ and the machine stay as they are

@@ -11,7 +11,7 @@ import json
 import re
 import subprocess
 import sys
-from importlib.metadata import distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 from urllib.parse import quote
 
@@ -59,6 +59,13 @@ def go_modules(text: str) -> list[Component]:
     ]
 
 
+def own_version() -> str:
+    """Of Shoal in this image; an image without Shoal is given its version."""
+    from shoal.installed import installed
+
+    return installed().version
+
+
 def bill(role: str, number: str, found: list[Component]) -> dict[str, object]:
     return {
         "bomFormat": "CycloneDX",
@@ -81,7 +88,7 @@ def main() -> None:
         found += python_distributions()
     if given.go is not None:
         found += go_modules(given.go.read_text())
-    json.dump(bill(given.role, given.version or version("shoal"), found), sys.stdout, indent=1)
+    json.dump(bill(given.role, given.version or own_version(), found), sys.stdout, indent=1)
 
 
 if __name__ == "__main__":

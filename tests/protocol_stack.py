@@ -11,6 +11,7 @@ import httpx
 from redis import Redis
 
 from ledger_samples import flat
+from samples import PROOF_PROFILE
 from servers import ROOT, Server, redis, wait_until
 from shoal.contracts import keys
 from shoal.contracts.pools import PoolTerms
@@ -46,7 +47,8 @@ from shoal.contracts.recipe import (
 from shoal.contracts.roster import ROLES, Role, Roster
 from shoal.contracts.run import Addresses, NodeConfig, Prepared, RunConfig
 from shoal.contracts.signed import Signed, sign
-from shoal.contracts.tasks import Task, tasks_digest, write_tasks
+from shoal.contracts.task_table import write_tasks
+from shoal.contracts.tasks import Task, tasks_digest
 from shoal.contracts.verdicts import Outcome, RejectReason, RowReward, Verdict
 from shoal.contracts.weights import CheckpointFile, VersionOpen, WeightsManifest
 from shoal.crypto.keys import PrivateKey
@@ -104,6 +106,7 @@ def prepare(store: Store) -> None:
         environment_digest="e" * 64,
         tasks_digest=digest,
         task_count=len(TASKS),
+        proof_profile=PROOF_PROFILE,
     )
     store.put(keys.PREPARED, prepared.to_json())
 

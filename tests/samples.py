@@ -24,6 +24,7 @@ from shoal.contracts.islands import (
     IslandsSettings,
     IslandTerms,
 )
+from shoal.contracts.machine import Lending, OwnersRequest
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.proof_profile import (
@@ -431,6 +432,8 @@ DOCUMENTS: list[Contract] = [
     LogsTicket(request="0" * 32),
     PART_STATE,
     RunParts(run=RUN, parts=[PART_STATE]),
+    Lending(upload_bits=20_000_000, download_bits=100_000_000, hours="22:00-07:00", gpus=["0"]),
+    OwnersRequest(request="pause", unix=1.8e9),
     TypeMeans(groups=2, rows=8, task_reward=0.5, reward=0.25, completion_length_mean=7.5),
     REFUSED_TASKS,
     TaskReport(rows=9, tasks=4, skipped={"another split": 3}, refused=[REFUSED_TASKS], proven=4),

@@ -23,7 +23,12 @@ from shoal.report.sampler import METRIC_PORTS
 from shoal_operator.children.names import PORTS
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLE_FILES = {"requirements/dev.lock", "requirements/bootstrap.lock", "requirements/oracle.lock"}
+TABLE_FILES = {
+    "requirements/dev.lock",
+    "requirements/dev-cuda.lock",
+    "requirements/bootstrap.lock",
+    "requirements/oracle.lock",
+}
 
 # Machines, registries and folders that exist in one place only. Spelt in parts so that this file does not match itself.
 PLACES = re.compile(
@@ -165,9 +170,9 @@ def wanted() -> list[Requirement]:
     """Every requirement of the project and of its extras, but for those of other environments with locks of their own: oracle, images for GPUs."""
     described = project()
     extras: dict[str, list[str]] = described["optional-dependencies"]
-    extras = {name: lines for name, lines in extras.items() if name not in ("oracle", "cuda")}
+    extras = {name: lines for name, lines in extras.items() if name not in ("oracle", "cuda", "dev-cuda")}
     lines = [*described["dependencies"], *(line for extra in extras.values() for line in extra)]
-    return [requirement for line in lines if (requirement := Requirement(line)).name != "shoal"]
+    return [requirement for line in lines if (requirement := Requirement(line)).name != "shoal-rl"]
 
 
 def locked(name: str = "dev") -> dict[str, str]:

@@ -3,8 +3,9 @@
 import hashlib
 
 from shoal.contracts import keys
+from shoal.contracts.dataset_card import DatasetCard, DatasetFile
 from shoal.contracts.datasets import GenerateSettings
-from shoal.contracts.sft_data import DatasetCard, DatasetFile, Trace, write_traces
+from shoal.contracts.sft_data import Trace, write_traces
 from shoal.storage import Store
 
 

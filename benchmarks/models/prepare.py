@@ -21,13 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "environments"), str(ROOT)]  # Qwen3's tokenizer
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]  # Qwen3's tokenizer
 
 from real_tokenizers import checkpoint
-
 from shoal.contracts.datasets import RowFilter
 from shoal.contracts.prompts import PromptSettings
-from shoal.contracts.tasks import Task, tasks_digest, write_tasks
+from shoal.contracts.task_table import write_tasks
+from shoal.contracts.tasks import Task, tasks_digest
 from shoal.environments.datasets import Selection, import_files
 from shoal.environments.judgeable import fitting
 from shoal.environments.math import Math

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -20,10 +21,14 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/operator/cluster")]
 
 from control_plane import ControlPlane, find_programs, shipped_crds
+from hollow_node import waiting as waiting
 from kube_audit import AuditLog
 from kube_client import Kube as Kube  # `as` itself: the other modules take these from here, where the path is set
 from kube_client import Object as Object
-from kube_manifests import manifest, run
+from kube_client import Refused as Refused
+from kube_client import path_of
+from kube_manifests import manifest
+from kube_manifests import run as run
 from operator_process import ACCOUNT, OPERATOR_NAMESPACE, install_operator
 from operator_process import OperatorProcess as OperatorProcess
 
@@ -53,6 +58,8 @@ class Bench:
 
     def __init__(self, folder: Path, loopback: Loopback) -> None:
         self.folder, self.loopback = folder, loopback
+        self.services = "127.0.0.1"
+        """Where every `*.svc` name leads: nobody answers there, and nobody is asked while no orchestrator is ready."""
         (folder / "plane").mkdir()
         self.plane = ControlPlane(loopback.address(), folder / "plane", find_programs())
         self.plane.start(shipped_crds())
@@ -68,9 +75,8 @@ class Bench:
     def operator(self, name: str) -> OperatorProcess:
         """Start a replica of the operator."""
         kubeconfig = self.plane.account_kubeconfig(self.kube, OPERATOR_NAMESPACE, ACCOUNT)
-        # No orchestrator is ready here, so nobody asks for one.
         process = OperatorProcess(
-            name, kubeconfig, ["--all-namespaces"], self.folder / name, self.loopback, "127.0.0.1"
+            name, kubeconfig, ["--all-namespaces"], self.folder / name, self.loopback, self.services
         )
         self.operators.append(process)
         process.start()
@@ -97,15 +103,19 @@ class Bench:
         self.plane.stop()
 
 
-class Seen:
-    """A watch of the StatefulSets: how many there are, and when each reached which number of replicas."""
+def _replicas(found: Object) -> Any:
+    return found["spec"]["replicas"]
 
-    def __init__(self, kubeconfig: Path) -> None:
+
+class Seen:
+    """A watch of a kind: how many objects there are, and when each reached which number of replicas, or what else `reads` reads."""
+
+    def __init__(self, kubeconfig: Path, kind: str = "StatefulSet", reads: Callable[[Object], Any] = _replicas) -> None:
         self.names: set[str] = set()
-        self.replicas: dict[tuple[str, int], float] = {}
-        self._kube = Kube(kubeconfig)
+        self.replicas: dict[tuple[str, Any], float] = {}
+        self._kube, self._kind, self._reads = Kube(kubeconfig), kind, reads
         self._stopped = False
-        listed = self._kube.call("GET", "/apis/apps/v1/statefulsets")
+        listed = self._kube.call("GET", path_of(kind, None))
         self._version = listed["metadata"]["resourceVersion"]
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -117,7 +127,7 @@ class Seen:
 
     def _events(self) -> Iterator[Object]:
         try:
-            yield from self._kube.watch("StatefulSet", self._version, seconds=3600)
+            yield from self._kube.watch(self._kind, self._version, seconds=3600)
         except (httpx.HTTPError, RuntimeError):
             time.sleep(0.1)  # ended with the API server, or by `close`
 
@@ -128,7 +138,7 @@ class Seen:
         self._version = found["metadata"]["resourceVersion"]
         name = found["metadata"]["name"]
         self.names.add(name)
-        self.replicas.setdefault((name, found["spec"]["replicas"]), time.monotonic())
+        self.replicas.setdefault((name, self._reads(found)), time.monotonic())
 
     def close(self) -> None:
         self._stopped = True

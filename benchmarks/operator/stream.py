@@ -126,6 +126,8 @@ def absorb(objects: Sequence[Object], kind: str, count: int) -> dict[str, float]
     from shoal_operator.engine.kubernetes_cluster import KubernetesCluster, Parts
     from shoal_operator.engine.progress import RunProgressReader
     from shoal_operator.engine.queue import WorkQueue
+    from shoal_operator.engine.storage_classes import StorageClasses
+    from shoal_operator.engine.unchanged import Unchanged
     from shoal_operator.reconcile import reconcile
 
     replayed = [each for each in objects if each["kind"] == kind]
@@ -147,7 +149,14 @@ def absorb(objects: Sequence[Object], kind: str, count: int) -> dict[str, float]
         cache = Cache(queue)
         for each in objects:
             cache.observe("LISTED", each)
-        parts = Parts(api, cache, RunProgressReader(queue.add), EventRecorder(api, "bench"))
+        parts = Parts(
+            api,
+            cache,
+            RunProgressReader(queue.add),
+            EventRecorder(api, "bench"),
+            StorageClasses(api),
+            Unchanged(cache),
+        )
         done = {"reconciles": 0, "writes": 0}
         counting = threading.Lock()
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.prime                 some ten minutes of one core; stop it at any time, it goes on where it was
     python -m benchmarks.prime --quick --out DIR   four steps of each, for a try
+    python -m benchmarks.prime --gap           `formula_gap` alone: how far it is from the paper's formulas; a minute
 
 Writes docs/images/prime.svg and benchmarks/results/prime.json: `steps_to_target_plain`, `steps_to_target_warm` (means over seeds; null where a
 seed did not get there) and `prm_overhead` (CPU time of the reward model by that of the rest of a training step, sampling not counted).
@@ -26,10 +27,13 @@ def main() -> None:
     from benchmarks.prime.figure import draw
     from benchmarks.prime.pipeline import Curve, reinforce, start, warm_base, write_json
     from benchmarks.reproduce.page import measured_on
+    from benchmarks.trainer.methods import kept_gap, write_gap
 
+    result = asked.out / "prime.json" if asked.out else ROOT / "benchmarks" / "results" / "prime.json"
+    if asked.gap:
+        return write_gap("prime", result)
     cache = (asked.out or ROOT / ".cache") / "prime"
     cache.mkdir(parents=True, exist_ok=True)
-    result = asked.out / "prime.json" if asked.out else ROOT / "benchmarks" / "results" / "prime.json"
     most, target = (4, 1.1) if asked.quick else (MOST_STEPS, TARGET)
     curves: dict[str, dict[str, Curve]] = {}
     for seed in asked.seeds:
@@ -44,7 +48,7 @@ def main() -> None:
                 f"seed {seed}, {arm}: {curve.pass_rates[0]:.3f} -> {curve.pass_rates[-1]:.3f} after {curve.steps[-1]} steps",
                 flush=True,
             )
-        found = summary(curves, target) | {"measured_on": measured_on()}
+        found = summary(curves, target) | {"measured_on": measured_on()} | kept_gap(result)
         write_json(result, found)
     draw(found, asked.out / "prime.svg" if asked.out else ROOT / "docs" / "images" / "prime.svg")
 
@@ -79,6 +83,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), metavar="SEED")
     parser.add_argument("--quick", action="store_true", help="four steps of each arm; needs --out")
+    parser.add_argument("--gap", action="store_true", help="measure `formula_gap` alone; other figures stay")
     parser.add_argument("--out", type=Path, help="write everything under this folder and not into the checkout")
     asked = parser.parse_args()
     if asked.quick and asked.out is None:

@@ -2,6 +2,8 @@
 
     python -m benchmarks.reproduce                     all experiments, some 70 minutes of one core; stop it at any time, it goes on where it was
     python -m benchmarks.reproduce --arms async0 kl_0  only these arms
+    python -m benchmarks.reproduce --pilot             how far a version moves at several rates: reproduction_pilot.json
+    python -m benchmarks.reproduce --claims            more seeds until each claim of claims.json is decided or at its most: hours
     python -m benchmarks.reproduce --page              no training: figures and tables from what is there, in the cache or committed
     python -m benchmarks.reproduce --quick --out DIR   one arm of four steps with random weights, for the tests
 
@@ -14,11 +16,13 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reproduce.arms import ARMS, RECIPE, SEEDS, Arm, needed
+from benchmarks.reproduce import claims
+from benchmarks.reproduce.arms import ARMS, MATCHED_ARMS, PILOT_ARMS, RECIPE, SEEDS, WIDTH, Arm, needed
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "reproduce"
@@ -33,30 +37,82 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     cache, result = (asked.out / "cache", asked.out / "reproduction.json") if asked.out else (CACHE, RESULT)
     cache.mkdir(parents=True, exist_ok=True)
+    if asked.pilot:
+        pilot(cache, result.with_name("reproduction_pilot.json"))
+        return
     arms, seeds = _chosen(asked)
-    runs = _known(result, ARMS | arms)
+    runs = _known(result, ARMS | MATCHED_ARMS | arms)
     if asked.again:
         runs = {name: run for name, run in runs.items() if name not in arms}
-    for seed in seeds:  # seed by seed, so that a run cut short has all arms
-        for name, arm in arms.items():
-            if name not in runs or str(seed) not in runs[name]["seeds"]:
-                runs.setdefault(name, {"digest": digest(arm), "seeds": {}})
-                found = _one(name, arm, seed, cache, run=not asked.page)
-                if found is not None:
-                    runs[name]["seeds"][str(seed)] = found
+    add_seeds(runs, arms, seeds, cache, run=not asked.page)
+    if asked.claims or asked.page:
+        decide_all(runs, cache, run=asked.claims)
     runs = {name: run for name, run in runs.items() if run["seeds"]}
     from benchmarks.reproduce.figures import draw_all
     from benchmarks.reproduce.page import measured_on, write_page
 
-    _write(result, {"recipe": RECIPE, "measured_on": measured_on(), "arms": runs})
+    decisions = [claims.decide(claim, seeds_of(runs)) for claim in claims.read().values()]
+    document = {
+        "recipe": RECIPE,
+        "measured_on": measured_on(),
+        "claims": {each.claim.name: each.document() for each in decisions},
+    }
+    _write(result, document | {"arms": runs})
     figures = (asked.out or ROOT / "docs" / "images") / "reproduction"
     draw_all(runs, figures)
-    write_page(runs, asked.out / "reproduction.md" if asked.out else ROOT / "docs" / "reproduction.md")
+    write_page(runs, decisions, asked.out / "reproduction.md" if asked.out else ROOT / "docs" / "reproduction.md")
+
+
+def add_seeds(runs: dict[str, Any], arms: Mapping[str, Arm], seeds: Sequence[int], cache: Path, *, run: bool) -> None:
+    """Add what is missing to `runs`, seed by seed, so that a run cut short has all arms."""
+    missing = [
+        (name, seed) for seed in seeds for name in arms if str(seed) not in runs.get(name, {"seeds": {}})["seeds"]
+    ]
+    started, steps = time.monotonic(), 0
+    for place, (name, seed) in enumerate(missing):
+        runs.setdefault(name, {"digest": digest(arms[name]), "seeds": {}})
+        fresh = not _place(name, arms[name], seed, cache).exists()
+        found = _one(name, arms[name], seed, cache, run=run)
+        if found is not None:
+            runs[name]["seeds"][str(seed)] = found
+        if found is not None and fresh:
+            steps += arms[name].steps
+            left = sum(arms[later].steps for later, _ in missing[place + 1 :])
+            hours = (time.monotonic() - started) / steps * left / 3600
+            print(f"{place + 1} of {len(missing)} runs of this look; {hours:.1f} hours left", flush=True)
+
+
+def decide_all(runs: dict[str, Any], cache: Path, *, run: bool) -> None:
+    """Add seeds to the arms of claims that are not decided, look by look. Without `run` only what the cache has."""
+    asked = claims.read().values()
+    for look in claims.LOOKS:
+        decisions = [claims.decide(claim, seeds_of(runs)) for claim in asked]
+        undecided = [each.claim for each in decisions if look <= each.wanted_seeds and not each.decided]
+        arms = {name: MATCHED_ARMS[name] for claim in undecided for name in claim.arms}
+        add_seeds(runs, arms, range(1, look + 1), cache, run=run)
+
+
+def seeds_of(runs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: run["seeds"] for name, run in runs.items()}
+
+
+def pilot(cache: Path, result: Path) -> None:
+    """Train a little at several rates and write down how far each version is from the next, and what a step takes."""
+    found: dict[str, Any] = {}
+    for name, arm in PILOT_ARMS.items():
+        columns = _one(name, arm, 1, cache, run=True)
+        assert columns is not None
+        kept = ("moved_kl", "moved_ratio", "clip_low", "clip_high", "clip_delta", "held_out_reward", "gradient_norm")
+        found[name] = {"learning_rate": arm.recipe["learning_rate"]} | {column: columns[column] for column in kept}
+    from benchmarks.reproduce.page import measured_on
+
+    _write(result, {"recipe": RECIPE, "measured_on": measured_on(), "rates": found})
 
 
 def digest(arm: Arm) -> str:
     """Of everything that changes an arm's curve but the code: a changed arm is run again."""
-    return hashlib.sha256(json.dumps([RECIPE, asdict(arm)], sort_keys=True).encode()).hexdigest()[:16]
+    said = {name: value for name, value in asdict(arm).items() if (name, value) != ("width", WIDTH)}
+    return hashlib.sha256(json.dumps([RECIPE, said], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def compact(records: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -71,7 +127,7 @@ def _rounded(value: float | int | None) -> float | int | None:
 
 def _one(name: str, arm: Arm, seed: int, cache: Path, *, run: bool) -> dict[str, list[Any]] | None:
     """The columns of one arm with one seed, from the cache or by running it; None when it is not there and shall not `run`."""
-    place = cache / f"{name}-{seed}-{digest(arm)}.json"
+    place = _place(name, arm, seed, cache)
     if not place.exists() and not run:
         return None
     if not place.exists():
@@ -84,6 +140,10 @@ def _one(name: str, arm: Arm, seed: int, cache: Path, *, run: bool) -> dict[str,
         print(f"{name} seed {seed}: {last} after {arm.steps} steps, {time.time() - started:.0f} s", flush=True)
     found: dict[str, list[Any]] = json.loads(place.read_text())
     return found
+
+
+def _place(name: str, arm: Arm, seed: int, cache: Path) -> Path:
+    return cache / f"{name}-{seed}-{digest(arm)}.json"
 
 
 def _known(result: Path, arms: dict[str, Arm]) -> dict[str, dict[str, Any]]:
@@ -108,7 +168,7 @@ def _chosen(asked: argparse.Namespace) -> tuple[dict[str, Arm], tuple[int, ...]]
             arm, steps=QUICK_STEPS, recipe=arm.recipe | small, data="untaught", max_completion=QUICK_COMPLETION
         )
         return {"default": small_arm}, SEEDS[:1]
-    return {name: ARMS[name] for name in asked.arms or needed()}, tuple(asked.seeds)
+    return {name: ARMS[name] for name in asked.arms or ([] if asked.claims else needed())}, tuple(asked.seeds)
 
 
 def _arguments() -> argparse.Namespace:
@@ -116,6 +176,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), metavar="ARM", help=", ".join(ARMS))
     parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, default=list(SEEDS), metavar="SEED")
     parser.add_argument("--quick", action="store_true", help="one small arm; needs --out")
+    parser.add_argument("--pilot", action="store_true", help="measure how far a version moves, and nothing else")
+    parser.add_argument("--claims", action="store_true", help="run the arms of claims that are not decided")
     parser.add_argument("--page", action="store_true", help="run nothing")
     parser.add_argument("--again", action="store_true", help="run what is committed too")
     parser.add_argument("--out", type=Path, help="write everything under this folder and not into the checkout")

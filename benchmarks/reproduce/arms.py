@@ -4,6 +4,7 @@ In: nothing. Out: `ARMS` by name and `EXPERIMENTS`. Arms that coincide are one a
 called by everything else here.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -32,6 +33,28 @@ LENGTH_ALPHA = 0.1
 PADDED_TARGETS = (21, 29, 37)
 """Lengths of an answer that writes its first column once, twice or three times."""
 
+PAPER_RATE, PAPER_WIDTH = 3e-7, 5120
+"""Learning rate of the paper (section 4.1), and the hidden size of QwQ-32B."""
+WIDTH, WIDE = 128, 256
+MATCHED: dict[str, Any] = {
+    "learning_rate": PAPER_RATE * PAPER_WIDTH / WIDTH,
+    "optimizer_steps": 8,
+    "warmup_steps": 25,
+}
+"""The paper's movement a version: AdamW moves what a layer does in proportion to rate times width (Yang et al., 2022), so the rate at width 128 is
+1.2e-5, with the paper's updates a step. The pilot (`reproduction_pilot.json`) has measured it: 2e-4 nats a token from one version to the next, and
+0.02 % of ratios clipped; the example's rate moves 2e-2 nats, a hundred times as far. In 60 steps the reward rises from 0.36 to 0.66."""
+MATCHED_STRESS: dict[str, Any] = {
+    **MATCHED,
+    "learning_rate": 20 * MATCHED["learning_rate"],
+    "max_grad_norm": 1.0,
+    "kl_coefficient": 0.0,
+}
+MATCHED_STEPS = 160
+"""Some three minutes of a core, and room above the end: the pilot's curve is still rising at 60."""
+PILOT_RATES = (0.5, 1.0, 3.0, 12.5)
+"""Multiples of the matched rate; the last is that of examples/arithmetic."""
+
 Data = Literal["additions", "mixed", "filtered", "padded", "untaught"]
 """`additions`: the environment's tasks. `mixed`: half of them replaced by additions of three-digit numbers, which the base model never gets
 right. `filtered`: `mixed` after the offline filter. `padded`: additions with a base model that pads its scratchpad at random. `untaught`:
@@ -52,6 +75,7 @@ class Arm:
     targets: tuple[int, ...] = TARGETS
     max_completion: int = 32
     steps: int = 40
+    width: int = WIDTH
 
     def full_recipe(self) -> Recipe:
         """The recipe that the trainer's functions are given."""
@@ -153,6 +177,43 @@ EXPERIMENTS: dict[str, Experiment] = {
         ("held_out_reward", "entropy"),
     ),
 }
+
+
+def _matched(title: str, recipe: Mapping[str, Any] = MATCHED, **more: Any) -> Arm:
+    return Arm(title, dict(recipe), **{"steps": MATCHED_STEPS} | more)
+
+
+MATCHED_ARMS: dict[str, Arm] = {
+    "matched_async0": _matched("synchronous", async_level=0),
+    "matched_async1": _matched("async level 1", async_level=1),
+    "matched_async2": _matched("async level 2, all as in the paper"),
+    "matched_async4": _matched("async level 4", async_level=4),
+    "matched_async8": _matched("async level 8", async_level=8),
+    "matched_mixed": _matched("offline filter off", data="mixed", online_filter=False),
+    "matched_filtered": _matched("offline filter on", data="filtered", online_filter=False),
+    "matched_no_online": _matched("online filter off", online_filter=False),
+    "matched_grad_clip_1": _matched("gradient clip 1.0", {**MATCHED, "max_grad_norm": 1.0}),
+    "matched_kl_0": _matched("KL weight 0", {**MATCHED, "kl_coefficient": 0.0}),
+    "matched_kl_1": _matched("KL weight 0.1", {**MATCHED, "kl_coefficient": 0.1}),
+    "matched_stress_one_sided": _matched("one-sided, stressed", {**MATCHED_STRESS, "algorithm": {"one_sided_grpo": {}}}),
+    "matched_stress_two_sided": _matched("two-sided, stressed", MATCHED_STRESS),
+    "matched_stress_clip": _matched("two-sided, stressed, gradient clip 0.1", {**MATCHED_STRESS, "max_grad_norm": 0.1}),
+    "matched_lengths": _matched(
+        "length penalty 0.1 a token",
+        {**MATCHED, "max_sequence_length": 80},
+        data="padded", alpha=LENGTH_ALPHA, targets=PADDED_TARGETS, max_completion=48,
+    ),
+    "matched_wide": _matched("twice as wide", {**MATCHED, "learning_rate": PAPER_RATE * PAPER_WIDTH / WIDE}, width=WIDE),
+}  # fmt: skip
+"""Of `claims.json`."""
+PILOT_ARMS: dict[str, Arm] = {
+    f"pilot_{times:g}": _matched(
+        f"synchronous, {times:g} times the matched rate",
+        {**MATCHED, "learning_rate": times * MATCHED["learning_rate"]},
+        async_level=0, steps=60,
+    )
+    for times in PILOT_RATES
+}  # fmt: skip
 SEEDS = (1, 2, 3)
 
 

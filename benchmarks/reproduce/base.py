@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.reproduce.arms import MAX_LENGTH, TARGETS, Arm
+from benchmarks.reproduce.arms import MAX_LENGTH, TARGETS, WIDTH, Arm
 from shoal.contracts.recipe import GeneratedModel
 from shoal.contracts.tasks import Task
 from shoal.environments.arithmetic import Arithmetic
@@ -45,7 +45,8 @@ class Start:
 
 def start_of(arm: Arm, seed: int, cache: Path) -> Start:
     """The start of an arm; what it needs is made first where the cache lacks it."""
-    folder = cache / f"base-{arm.data + '-' if arm.data in ('padded', 'untaught') else ''}{seed}"
+    kinds = [arm.data if arm.data in ("padded", "untaught") else "", f"wide{arm.width}" if arm.width != WIDTH else ""]
+    folder = cache / "-".join(["base", *filter(None, kinds), str(seed)])
     if not folder.is_dir():
         partial = folder.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -64,7 +65,7 @@ def _make_base(arm: Arm, seed: int, folder: Path) -> None:
     environment, longest = Arithmetic(), MAX_LENGTH + 32
     if arm.data == "untaught":
         tokenizer = train_tokenizer(environment.prompt(task, arm.targets[0]) for task in environment.tasks(8, seed))
-        random_model(GeneratedModel(), tokenizer, longest).save_pretrained(folder)
+        random_model(GeneratedModel(hidden_size=arm.width), tokenizer, longest).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return
     padded = arm.data == "padded"
@@ -72,7 +73,7 @@ def _make_base(arm: Arm, seed: int, folder: Path) -> None:
         folder,
         environment,
         list(arm.targets),
-        GeneratedModel(warm_start_pass_rate=PADDED_PASS_RATE if padded else PASS_RATE),
+        GeneratedModel(hidden_size=arm.width, warm_start_pass_rate=PADDED_PASS_RATE if padded else PASS_RATE),
         longest,
         seed,
         lambda step, loss, rate: None,

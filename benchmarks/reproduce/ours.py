@@ -3,7 +3,7 @@
 In: a base checkpoint, a recipe, groups of samples. Out: a policy after one step's updates, and what was measured. Called by `simulator`.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +33,12 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one step's updates did. Gradient norms are before the clip; `largest_ratio` is over the tokens of the
-    last optimizer batch, after its update."""
+    """What one step's updates did. Gradient norms are before the clip; `largest_ratio` is over the tokens of the last
+    optimizer batch, after its update.
+
+    How far this version is from the next: `moved_kl` is their divergence in nats a token (Schulman's k3 over all tokens
+    of the step, unbiased where these are this version's own), `moved_ratio` the mean of |ratio - 1|.
+    """
 
     loss: float
     kl: float
@@ -46,6 +50,8 @@ class Measured:
     gradient_norm_max: float
     skipped: int
     largest_ratio: float
+    moved_kl: float
+    moved_ratio: float
 
 
 class Learner:
@@ -72,9 +78,13 @@ class Learner:
         old = plan_logprobs(self.policy, plan, _nothing, begin=1)
         reference = plan_logprobs(self._reference, plan, _nothing)
         done = train(self.policy, self._optimizer, plan, old, reference, self._recipe, _nothing)
-        last = replace(plan, optimizer_batches=plan.optimizer_batches[-1:])
-        new = plan_logprobs(self.policy, last, _nothing)
-        moved = [float((after - before).max()) for after, before in zip(new[0], done.old[-1], strict=True)]
+        new = plan_logprobs(self.policy, plan, _nothing)
+        changes = [
+            [(after - before).cpu().numpy() for after, before in zip(batch, was, strict=True)]
+            for batch, was in zip(new, done.old, strict=True)
+        ]
+        change = np.concatenate([each for batch in changes for each in batch]).clip(-50.0, 50.0)
+        ratio = np.exp(change)
         return Measured(
             loss=done.loss,
             kl=0.0 if done.kl is None else done.kl,
@@ -85,7 +95,9 @@ class Learner:
             gradient_norm=float(np.mean(done.norms or [0.0])),
             gradient_norm_max=float(np.max(done.norms or [0.0])),
             skipped=done.skipped,
-            largest_ratio=float(np.exp(min(50.0, max(moved)))),
+            largest_ratio=float(np.exp(min(50.0, max(each.max() for each in changes[-1])))),
+            moved_kl=float((ratio - 1.0 - change).mean()),
+            moved_ratio=float(np.abs(ratio - 1.0).mean()),
         )
 
 

@@ -5,13 +5,16 @@ In: runs by arm. Out: the page with new tables; the prose around them is a perso
 
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from benchmarks.reproduce.arms import ARMS, EXPERIMENTS, SEEDS, Experiment
+from benchmarks.reproduce.claims import Decision
 from benchmarks.reproduce.figures import BY_TARGET
 from benchmarks.reproduce.summary import Seeds, at_end, each, largest, over_run, paired
+from shoal.installed import installed
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 HOW = {
@@ -32,7 +35,9 @@ WORDS = {at_end: "at the end", over_run: "mean of the run", largest: "largest of
 def measured_on() -> dict[str, str]:
     """Machine and versions, to stand beside the figures."""
     machine = f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}; one thread"
-    packages = {name: version(name).split("+")[0] for name in ("torch", "transformers", "shoal")}
+    packages = {name: version(name).split("+")[0] for name in ("torch", "transformers")} | {
+        "shoal": installed().version
+    }
     return {"machine": machine, "python": platform.python_version()} | packages
 
 
@@ -76,11 +81,44 @@ def _cell(arm: str, seeds: Seeds, curve: str) -> str:
     return str(each(seeds, HOW[curve], curve))
 
 
-def write_page(runs: dict[str, Any], page: Path) -> None:
+def claims_table(decisions: Sequence[Decision]) -> str:
+    """Markdown: a row a claim, with what the paper says, the margin, the interval and what it comes to."""
+    lines = [
+        "### Claims of the paper, decided",
+        "",
+        "Each margin was committed before its arms ran (`benchmarks/reproduce/claims.json`). Intervals share 5 % between four looks.",
+        "",
+        "| claim | the paper | must be | here | seeds | outcome |",
+        "|---|---|---|---|---|---|",
+    ]
+    for found in decisions:
+        claim = found.claim
+        here = (
+            ""
+            if found.interval[0] != found.interval[0]
+            else f"{found.estimate:+.3f} ({found.interval[0]:+.3f} to {found.interval[1]:+.3f})"
+        )
+        low, high = claim.allowed
+        bound = (
+            f"{low:+g} to {high:+g}"
+            if claim.says == "within"
+            else f"above {low:+g}"
+            if high == float("inf")
+            else f"below {high:+g}"
+        )
+        arms = " minus ".join(f"`{arm}`" for arm in claim.arms)
+        lines.append(
+            f"| {claim.column.replace('_', ' ')} of {arms} | {claim.paper} | {bound} | {here} | {found.seeds} | {found.outcome} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def write_page(runs: dict[str, Any], decisions: Sequence[Decision], page: Path) -> None:
     """Put the tables between the markers of the page; a page that is not there begins with them."""
     text = page.read_text() if page.exists() else f"{BEGIN}\n{END}\n"
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     counted = min((len(run["seeds"]) for run in runs.values()), default=len(SEEDS))
     note = f"Arms with fewer than {len(SEEDS)} seeds are not done yet.\n\n" if counted < len(SEEDS) else ""
-    page.write_text(f"{before}{BEGIN}\n\n{note}{tables(runs)}\n{END}{after}")
+    said = f"{claims_table(decisions)}\n" if decisions else ""
+    page.write_text(f"{before}{BEGIN}\n\n{note}{said}{tables(runs)}\n{END}{after}")

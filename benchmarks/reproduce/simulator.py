@@ -136,4 +136,5 @@ def measure(answers: Answers, weights: dict[str, torch.Tensor], start: Start, se
     return {
         "held_out_reward": float(np.mean([drawn.reward.task_reward or 0.0 for drawn in rows])),
         "length_error": float(np.mean([abs(len(drawn.completion) - drawn.target) for drawn in rows])),
+        "length_error_share": float(np.mean([abs(len(drawn.completion) / drawn.target - 1.0) for drawn in rows])),
     } | by_target

@@ -1,34 +1,29 @@
-"""The table of a CUDA machine: shapes of 0.5B, 1.5B and 7B with random weights, in bfloat16, ours and TRL's.
+"""One side of the trainers' comparison on a CUDA device: shapes of 0.5B, 1.5B and 7B with random weights, in bfloat16, ours and TRL's.
 
-In: one GPU. Out: tokens a second, MFU, peak memory, the longest sequence that fits, as JSON. Each measurement is a process of its own.
-Called by `__main__ --accelerator`:
+In: one GPU. Out: tokens a second, MFU, peak memory, or the longest sequence that fits, as JSON. Each measurement is a process of its own. Called by
+`benchmarks.gpu.trainer`:
 
-    python -m benchmarks.trainer --accelerator
+    python -m benchmarks.trainer.accelerator {ours,trl} SHAPE {speed,longest} DEVICE SECONDS RESULT.json
 
-and, in each process that it starts:
-
-    python -m benchmarks.trainer.accelerator {ours,trl,trl-fair} SHAPE {speed,longest} DEVICE RESULT.json
-
-Agreement of loss and gradients is checked in float32 on the CPU first (`measure`'s gate): bfloat16 alone would hide a wrong formula. Then losses of
-a shape are compared as far as bfloat16 can tell.
+On a CUDA device TRL as it ships scores completion tokens only, so there is no other side with a fair head. Weights are drawn on the device: a
+checkpoint of 7B would take minutes to write and read.
 """
 
 import gc
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
-from benchmarks.trainer.workload import DELTA, ENTROPY, EPSILON, KL, Batch, Shape, draw_batch, make_checkpoint
+from benchmarks.trainer.workload import DELTA, ENTROPY, EPSILON, KL, Batch, Shape, draw_batch
 
-ROOT = Path(__file__).resolve().parents[2]
 SHAPES = {
     # Qwen2.5's sizes; 7B's optimizer state does not fit beside it on 80 GB, and none is made here: what is measured is loss and gradient.
     "0.5B": Shape(
@@ -40,39 +35,14 @@ SHAPES = {
     "7B": Shape("7B", 152_064, 3584, 18_944, 28, 28, 4, rows=8, prompt=512, longest=4096, pack_length=16_384),
     "tiny": Shape("tiny", 512, 64, 128, 2, 2, 1, rows=4, prompt=8, longest=48, pack_length=128),
 }
-MEASURED = ("0.5B", "1.5B", "7B")
 WARM_UP, TIMED = 2, 5
 DENSE_BFLOAT16_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
 """Without sparsity, from the makers' data sheets; MFU is left out for a card that is not here."""
 LONGEST_TRIED = 1 << 20
 BFLOAT16_LOSS_TOLERANCE = 0.05
 """Relative: log-probabilities of bfloat16 states err by 1e-2 each, their mean over thousands of tokens by much less."""
-PROCESS_SECONDS = 3600.0
-
-
-def measure_all(target: Path, oracle: str) -> None:
-    """Every shape, side and question in a process of its own; a size that does not fit is a row that says so."""
-    if not torch.cuda.is_available():
-        raise SystemExit("--accelerator needs a CUDA device; none is visible here (torch.cuda.is_available() is False)")
-    from benchmarks.trainer.__main__ import compare, measured_on
-
-    agreement = compare(("ours", "trl-fair"), 1, quick=True)  # float32, raises when the two disagree
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="bench-accelerator-") as folder:
-        for shape in MEASURED:
-            for side in ("ours", "trl-fair", "trl"):
-                for question in ("speed", "longest"):
-                    rows.append(_process(side, shape, question, Path(folder) / "row.json", oracle))
-                    print(json.dumps(rows[-1]), flush=True)
-            check_losses([row for row in rows if row["shape"] == shape and "loss" in row])
-    device = torch.cuda.get_device_name()
-    found = {
-        "device": device,
-        "rows": rows,
-        "agreement": agreement["max_grad_difference"],
-        "measured_on": measured_on(),
-    }
-    target.write_text(json.dumps(found, indent=2) + "\n")
+LONGER_TAKES = 3.0
+"""Seconds for twice the length over seconds for the length: attention grows with its square. No length is begun that would outlast the time."""
 
 
 def check_losses(rows: list[dict[str, Any]]) -> None:
@@ -85,34 +55,22 @@ def check_losses(rows: list[dict[str, Any]]) -> None:
             raise Disagreement(f"{row['side']} has loss {row['loss']}, {rows[0]['side']} {rows[0]['loss']}: no figures")
 
 
-def _process(side: str, shape: str, question: str, target: Path, oracle: str) -> dict[str, Any]:
-    python = sys.executable if side == "ours" else oracle
-    command = [python, "-m", "benchmarks.trainer.accelerator", side, shape, question, "cuda", str(target)]
-    target.unlink(missing_ok=True)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_SECONDS)
-    if not target.exists():
-        return {"side": side, "shape": shape, "question": question, "failed": done.stderr.strip().splitlines()[-1:]}
-    found: dict[str, Any] = json.loads(target.read_text())
-    return found
+def one(side: str, shape: Shape, question: str, device: torch.device, seconds: float) -> dict[str, Any]:
+    """Tokens a second, MFU and peak memory; or the longest sequence of one row that fits, as far as `seconds` go."""
+    ends = time.monotonic() + seconds
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(shape.config(), dtype=torch.float32, attn_implementation="sdpa")
+    batch = draw_batch(shape)
+    trainer = _ours(model, shape, batch, device) if side == "ours" else _Trl(model, shape, batch, device)
+    row = {"side": side, "shape": shape.name, "question": question}
+    measured = (
+        _speed(trainer, batch, shape, device, ends) if question == "speed" else _longest(trainer, shape, device, ends)
+    )
+    return row | measured
 
 
-def one(side: str, shape: Shape, question: str, device: torch.device) -> dict[str, Any]:
-    """Tokens a second, MFU and peak memory; or the longest sequence of one row that fits."""
-    with tempfile.TemporaryDirectory(prefix="shape-") as folder:
-        make_checkpoint(shape, Path(folder) / "model")
-        batch = draw_batch(shape)
-        trainer = (
-            _ours(Path(folder), shape, batch, device)
-            if side == "ours"
-            else _Trl(Path(folder), shape, batch, side, device)
-        )
-        row = {"side": side, "shape": shape.name, "question": question}
-        return row | (
-            _speed(trainer, batch, shape, device) if question == "speed" else _longest(trainer, shape, device)
-        )
-
-
-def _speed(trainer: Any, batch: Batch, shape: Shape, device: torch.device) -> dict[str, Any]:
+def _speed(trainer: Any, batch: Batch, shape: Shape, device: torch.device, ends: float) -> dict[str, Any]:
     tokens = batch.tokens + sum(map(len, batch.prompts))
     times = []
     for round_number in range(WARM_UP + TIMED):
@@ -124,7 +82,9 @@ def _speed(trainer: Any, batch: Batch, shape: Shape, device: torch.device) -> di
         loss = trainer.step()
         _synchronize(device)
         times.append(time.perf_counter() - started)
-    seconds = sorted(times[WARM_UP:])[TIMED // 2]
+        if round_number >= WARM_UP and time.monotonic() + times[-1] > ends:
+            break
+    seconds = median(times[WARM_UP:])
     flops = training_flops(
         shape, [len(p) + len(c) for p, c in zip(batch.prompts, batch.completions, strict=True)], batch.tokens
     )
@@ -133,6 +93,7 @@ def _speed(trainer: Any, batch: Batch, shape: Shape, device: torch.device) -> di
         "loss": loss,
         "real_tokens_per_second": tokens / seconds,
         "seconds": seconds,
+        "repetitions": len(times) - WARM_UP,
         "mfu": None if peak is None else flops / seconds / peak,
         "peak_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
     }
@@ -156,15 +117,16 @@ def training_flops(shape: Shape, lengths: list[int], scored: int) -> float:
     )
 
 
-def _longest(trainer: Any, shape: Shape, device: torch.device) -> dict[str, Any]:
-    """Doubling until memory is short: the last length of a single row (prompt of 16 tokens) that went through, in tokens."""
-    fits, length = 0, 1024
-    while length <= (LONGEST_TRIED if device.type == "cuda" else 2048):
+def _longest(trainer: Any, shape: Shape, device: torch.device, ends: float) -> dict[str, Any]:
+    """Doubling until memory or time is short: the last length of a single row (prompt of 16 tokens) that went through, in tokens."""
+    fits, length, stopped = 0, 1024, "memory is short"
+    while True:
         # The rows beside the longest one are what `real_share` asks for; here there is one row, and no other.
         alone = draw_batch(replace(shape, rows=2, prompt=16, longest=length))
         batch = Batch(
             *(getattr(alone, name)[1:] for name in ("prompts", "completions", "advantages", "old", "reference"))
         )
+        started = time.monotonic()
         try:
             trainer.policy.zero_grad(set_to_none=True)
             trainer.take(batch, pack_length=length + 16)
@@ -174,32 +136,37 @@ def _longest(trainer: Any, shape: Shape, device: torch.device) -> dict[str, Any]
             break
         fits, length = length, 2 * length
         gc.collect()
-    return {"longest_sequence": fits}
+        if length > (LONGEST_TRIED if device.type == "cuda" else 2048):
+            stopped = "longer ones were not tried"
+            break
+        if time.monotonic() + LONGER_TAKES * (time.monotonic() - started) > ends:
+            stopped = "time is short"
+            break
+    return {"longest_sequence": fits, "stopped": stopped}
 
 
-def _ours(folder: Path, shape: Shape, batch: Batch, device: torch.device) -> Any:
+def _ours(model: Any, shape: Shape, batch: Batch, device: torch.device) -> Any:
     from benchmarks.trainer.our_side import OurTrainer
     from shoal.contracts.recipe import TrainerSettings
+    from shoal.training.model import policy_to_train
     from shoal.training.parallel import start_ranks
 
     ranks = start_ranks(device.type)
-    return OurTrainer(folder, shape, batch, TrainerSettings(activation_recomputation="On"), ranks)
+    return OurTrainer(policy_to_train(model, TrainerSettings(activation_recomputation="On"), ranks), shape, batch)
 
 
 class _Trl:
-    """TRL in bfloat16 with recomputation, one micro-batch as wide as ours is long, so that neither is held back by the other's shape."""
+    """TRL in bfloat16 with recomputation, one micro-batch as wide as ours is long, so that neither is held back by the other's shape.
 
-    def __init__(self, folder: Path, shape: Shape, batch: Batch, side: str, device: torch.device) -> None:
-        from transformers import AutoModelForCausalLM
+    Weights are float32, as ours, and all of the loss is computed under autocast.
+    """
 
-        from benchmarks.trainer.trl_side import force_completion_only_head, make_trainer
+    def __init__(self, model: Any, shape: Shape, batch: Batch, device: torch.device) -> None:
+        from benchmarks.trainer.trl_side import make_trainer
 
-        if side == "trl-fair":
-            force_completion_only_head()
-        model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, attn_implementation="sdpa")
         self._device = device
         self._trainer = make_trainer(
-            model.to(device), rows=shape.rows, group_size=shape.rows, loss_type="dapo", epsilon=EPSILON, delta=DELTA,
+            model, rows=shape.rows, group_size=shape.rows, loss_type="dapo", epsilon=EPSILON, delta=DELTA,
             beta=KL, entropy_coef=ENTROPY, use_bias_correction_kl=False, bf16=device.type == "cuda", gradient_checkpointing=True,
         )  # fmt: skip
         self.policy = self._trainer.model
@@ -214,7 +181,8 @@ class _Trl:
         self._batch = {name: tensor.to(self._device) for name, tensor in padded_batch(*fields).items()}
 
     def step(self) -> float:
-        loss = self._trainer.compute_loss(self.policy, self._batch)
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
+            loss = self._trainer.compute_loss(self.policy, self._batch)
         loss.backward()
         return float(loss.detach())
 
@@ -228,11 +196,11 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
 
 
-def main(side: str, shape: str, question: str, device: str, target: Path) -> None:
+def main(side: str, shape: str, question: str, device: str, seconds: float, target: Path) -> None:
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    target.write_text(json.dumps(one(side, SHAPES[shape], question, torch.device(device))))
+    target.write_text(json.dumps(one(side, SHAPES[shape], question, torch.device(device), seconds)))
 
 
 if __name__ == "__main__":
-    side, shape, question, device, target = sys.argv[1:]
-    main(side, shape, question, device, Path(target))
+    side, shape, question, device, seconds, target = sys.argv[1:]
+    main(side, shape, question, device, float(seconds), Path(target))

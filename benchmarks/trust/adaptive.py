@@ -1,10 +1,12 @@
 """A dishonest worker that has the right weights, knows every bound, and asks the public judge before it hands anything in.
 
 In: the demo's models, as they are and in bfloat16. Out: for each type of serving how much of an accepted file it can choose (`measure`). Its proofs
-are perfect: one honest prefill makes them. Every row is checked, as on probation. Two aims:
+are perfect: one honest prefill makes them. Every row is checked, as on probation. Three aims:
 
 - Cheap tokens. Other weights write, and where their token is farther behind than x nats under the right weights, the right one is put in its
   place: one pass with both models, so that nothing is left to repair. x is the greatest that the judge accepts, of some halvings.
+- A row less. The answer that he dislikes most gets a token that is too far behind, so that the file is accepted without it. A node's record bounds
+  how often.
 - Another reward. A completion's nearest runners-up, up to `SWAPS` places a row, are each written on: of four completions the best is taken, of
   eight the worst, cheapest changes first, as long as the file's budget lasts.
 
@@ -38,8 +40,8 @@ from shoal.inference.completions import Completion
 from shoal.inference.rollouts import PlannedRow
 from shoal.proofs.calibration import drawn_gaps
 from shoal.sampling import gumbel
+from shoal.sampling.tails import at_least, too_many_left_out
 from shoal.validation.checks.redraw import sum_allowed
-from shoal.validation.checks.termination import at_least
 from shoal.validation.models import load_model
 
 KINDS = ("int8", "int4", "fp8", "older")
@@ -49,6 +51,8 @@ FILES = 2
 HONEST_FILES = 24
 FULL_BATCH = 128
 SWAPS = 7
+NODE_FILES = (10, 100)
+"""Files of a node over which the effect of dropped rows is told: probation's, and more."""
 BEST_OF, WORST_OF = 4, 8
 TRIES = 5
 """Times that the judge is asked about one file; each time the liar wants half as much."""
@@ -253,13 +257,55 @@ def moved_reward(liar: Liar, number: int, *, up: bool) -> float:
     return 0.0
 
 
-def honest_files(liar: Liar, files: int, first: int) -> dict[str, Any]:
-    """Files of the workers' own engine before the same judge."""
-    run, rejected, evidence = liar.run, 0, ""
+def dropped_row(liar: Liar, number: int, *, up: bool) -> tuple[float, int]:
+    """One file whose worst row (or best, to move the reward down) is made an outlier: how far its mean reward is moved if the judge goes without the
+    row, and the tokens that are left; 0 and no tokens where the judge rejects the file."""
+    lease, planned = liar.run.lease(number)
+    written = liar.write(planned)
+    rows = liar.rows(lease, planned, written)
+    honest = [float(row.reward or 0.0) for row in rows]
+    chosen = (min if up else max)(range(len(rows)), key=honest.__getitem__)
+    largest, each = liar.budget.largest, written[chosen]
+    place = next((place for place, margin in enumerate(each.margins) if margin > 2 * largest), None)
+    if place is None:
+        return 0.0, 0
+    [other] = liar.write([planned[chosen]], forced=[[*each.tokens[:place], each.runners_up[place]]])
+    [changed] = liar.rows(lease, [planned[chosen]], [other])
+    file = [changed if row == chosen else whole for row, whole in enumerate(rows)]
+    verdict = liar.ask(lease, file)
+    if verdict.outcome != "accept" or verdict.left_out != [chosen]:
+        return 0.0, 0
+    counted = [reward.reward for reward in verdict.rewards if reward.reward is not None]
+    return float(np.mean(counted) - np.mean(honest)), verdict.completion_tokens
+
+
+def drops(tokens: int, outliers: float, files: int) -> int:
+    """In how many of a node's first `files` files of `tokens` tokens it can drop a row, if it always tries."""
+    rows = 0
+    for file in range(1, files + 1):
+        rows += not too_many_left_out(rows + 1, file * tokens, outliers)
+    return rows
+
+
+def drop_aim(liar: Liar, files: int, first: int) -> dict[str, Any]:
+    """What dropping a row moves: in the file, and a file on the average of a node's first files."""
+    found: dict[str, Any] = {}
+    for name, up in (("up", True), ("down", False)):
+        tried = [dropped_row(liar, first + number, up=up) for number in range(files)]
+        shift = float(np.mean([moved for moved, _ in tried]))
+        tokens, outliers = int(np.mean([tokens for _, tokens in tried])), liar.budget.outliers or 0.0
+        over = {of: shift * drops(tokens, outliers, of) / of if tokens else 0.0 for of in NODE_FILES}
+        found[name] = {"a_file": shift, "over_files": over}
+    return found
+
+
+def honest_files(run: PaperRun, folder: Path, files: int, first: int) -> dict[str, Any]:
+    """Files of the workers' own engine, with the weights in `folder`, before the same judge."""
+    rejected, evidence = 0, ""
     length = run.config.recipe.max_sequence_length
-    with EngineProcess(liar.folder, max_sequence_length=length, batch=FULL_BATCH) as engine:
+    with EngineProcess(folder, max_sequence_length=length, batch=FULL_BATCH) as engine:
         leases = [run.lease(first + number) for number in range(files)]
-        made = engine.generate(liar.folder, [row.request for _, planned in leases for row in planned]).completions
+        made = engine.generate(folder, [row.request for _, planned in leases for row in planned]).completions
     for number, (lease, planned) in enumerate(leases):
         own = made[number * len(planned) : (number + 1) * len(planned)]
         verdict = run.judge(run.write(run.rows(lease, planned, own)), lease)
@@ -303,8 +349,8 @@ def _noisy(liar: Liar, row: Rollout, noise: float, chance: torch.Generator) -> F
     return found
 
 
-def liar_of(made: Made, home: Path, dtype: str) -> tuple[Liar, Mapping[str, Any]]:
-    """The liar of a type of serving, and its cheap models by name."""
+def served(made: Made, home: Path, dtype: str) -> tuple[PaperRun, Path]:
+    """A run on paper of the demo's model in a type of serving, and the folder of its newest weights."""
     home.mkdir()
     config, base, right = paper_config(), made.base, made.current
     if dtype != "float32":
@@ -312,13 +358,19 @@ def liar_of(made: Made, home: Path, dtype: str) -> tuple[Liar, Mapping[str, Any]
         calibrate_engine(config, base)
         (right / PROFILE_FILE).write_bytes((base / PROFILE_FILE).read_bytes())
         config = paper_config({"validation": config.validation.model_copy(update={"thresholds": None})})
+    return PaperRun(home / "run", config, base, right), right
+
+
+def liar_of(made: Made, home: Path, dtype: str) -> tuple[Liar, Mapping[str, Any]]:
+    """The liar of a type of serving, and its cheap models by name."""
+    run, right = served(made, home, dtype)
+    base = made.base if dtype == "float32" else home / "base"
     folders = {
         kind: weight_sets.derive(right, home / f"cheap-{kind}", weight_sets.CHANGES[kind])
         for kind in KINDS
         if kind != "older"
     } | {"older": base}
-    liar = Liar(PaperRun(home / "run", config, base, right), right)
-    return liar, {kind: load_model(folders[kind]) for kind in KINDS}
+    return Liar(run, right), {kind: load_model(folders[kind]) for kind in KINDS}
 
 
 def measure(
@@ -344,10 +396,11 @@ def of_dtype(liar: Liar, cheap: Mapping[str, Any], files: int, honest: int) -> d
         "cheap_token_share": max(each["share"] for each in kinds.values()),
         "reward_shifts_up": up,
         "reward_shifts_down": down,
+        "dropped": drop_aim(liar, files, 2500),
         "reward_shift_up": float(np.mean(up)),
         "reward_shift_down": float(np.mean(down)),
         "free": free_bits(liar, 3000),
-        "honest": honest_files(liar, honest, 4000),
+        "honest": honest_files(liar.run, liar.folder, honest, 4000),
     }
     if liar.dtype == "bfloat16":
         found["free_on_a_gpu"] = free_bits(liar, 3000, GPU_LOGIT_NOISE) | {"logit_noise": GPU_LOGIT_NOISE}

@@ -7,7 +7,6 @@ versions go the trainer's way, through the publisher's code; rows are planned an
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import yaml
@@ -28,6 +27,7 @@ from shoal.environments.prompts import prompt_tokens
 from shoal.environments.tokens import completion_text
 from shoal.inference.completions import Completion
 from shoal.inference.rollouts import PlannedRow, assemble, plan_submission
+from shoal.installed import installed
 from shoal.storage import Store
 from shoal_operator.api import TrainingRun
 from shoal_operator.children.own_kinds import References
@@ -109,5 +109,5 @@ class Workshop:
             model=self.public.model_id,
             weights_digest=weights_digest,
             environment_digest=self.public.environment_digest,
-            software_version=version("shoal"),
+            software_version=installed().version,
         )

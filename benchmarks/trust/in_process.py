@@ -19,7 +19,8 @@ from shoal.contracts.protocol import Lease, StepInfo, ValidationJob
 from shoal.contracts.rollouts import Rollout, write_rollouts
 from shoal.contracts.roster import ROLES
 from shoal.contracts.run import Addresses, Prepared, PublicRun, RunConfig
-from shoal.contracts.tasks import tasks_digest, write_tasks
+from shoal.contracts.task_table import write_tasks
+from shoal.contracts.tasks import tasks_digest
 from shoal.contracts.verdicts import Verdict
 from shoal.crypto.keys import PrivateKey
 from shoal.environments.tokens import eos_token_ids

@@ -96,7 +96,7 @@ def cost_lines(part: Mapping[str, Any]) -> list[str]:
         *terms,
         f"| in all | one after the other | {paper['seconds_in_all']:.1f} |",
         "",
-        f"With every row checked, as of a key on probation and for a second opinion, the same rates make {every_row_seconds(paper):.0f} s,"
+        f"With every row checked, as for a key on probation or a second opinion: the same rates make {every_row_seconds(paper):.0f} s,"
         " nearly all of it prefill: the paper's minute is kept for nodes in good standing alone, on one accelerator.",
     ]
 
@@ -120,30 +120,44 @@ def adaptive_lines(part: Mapping[str, Any]) -> list[str]:
     """A row for each type of serving: what a liar can choose, and honest files beside it."""
     lines = [
         "| served in | tokens not drawn: "
-        + ", ".join(next(iter(_dtypes(part).values()))["cheap"])
+        + ", ".join(next(iter(by_dtype(part).values()))["cheap"])
         + " | reward up | reward down | bits a token | honest files rejected |",
         "|---|---|---|---|---|---|",
     ]
-    for dtype, each in _dtypes(part).items():
+    for dtype, each in by_dtype(part).items():
         shares = ", ".join(f"{kind['share']:.2%}" for kind in each["cheap"].values())
         honest = each["honest"]
         lines.append(
             f"| {dtype} | {shares} | +{each['reward_shift_up']:.3f} | {each['reward_shift_down']:.3f} | {each['free']['bits_a_token']:.4f}"
             f" | {honest['rejected']} of {honest['files']} (at most {honest['false_reject_rate_upper_95']:.1%}) |"
         )
+        for direction, of in each.get("dropped", {}).items():
+            average = ", ".join(f"{shift:+.4f} over {files}" for files, shift in of["over_files"].items())
+            lines.append(f"| {dtype}, a row dropped, {direction} | | {of['a_file']:+.3f}, a file {average} | | | |")
         if "free_on_a_gpu" in each:
             gpu = each["free_on_a_gpu"]
             lines.append(f"| {dtype}, a GPU's noise injected | | | | {gpu['bits_a_token']:.4f} | |")
     return lines
 
 
-def _dtypes(part: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: each for name, each in part.items() if isinstance(each, Mapping) and "cheap" in each}
+def many_lines(part: Mapping[str, Any]) -> list[str]:
+    """A row for each type of serving: honest files, and the upper limit of their rate of rejects."""
+    rows = [
+        f"| {name} | {each['files']} | {each['rejected']} | {each['upper_95']:.3%} |"
+        for name, each in by_dtype(part).items()
+    ]
+    return ["| served in | files, every row checked | rejected | rate at most (95 %) |", "|---|---|---|---|", *rows]
+
+
+def by_dtype(part: Mapping[str, Any]) -> dict[str, Any]:
+    """What a part found for each type of serving, without the facts of its measuring."""
+    return {name: each for name, each in part.items() if isinstance(each, Mapping) and name != "versions"}
 
 
 BLOCKS = {
     "adaptive": adaptive_lines,
     "honest": honest_lines,
+    "many-files": many_lines,
     "whole-runs": run_lines,
     "power": power_lines,
     "cost": cost_lines,

@@ -25,6 +25,8 @@ VOCABULARY, TOKENS, UNIFORMS = 2_000, 20_000, 10_000_000
 PORTION = 500
 """Tokens a call of the interpreted kernel."""
 POSITIONS = 40_000
+BLOCK, DEVICE_BLOCK = 1 << 16, 1 << 10
+"""Uniforms of a program: interpreted ones are slow to begin, compiled ones live in registers."""
 
 
 def measure(tokens: int = TOKENS, uniforms: int = UNIFORMS, seed: int = 1) -> dict[str, Any]:
@@ -35,15 +37,15 @@ def measure(tokens: int = TOKENS, uniforms: int = UNIFORMS, seed: int = 1) -> di
 
 def _measured(tokens: int, uniforms: int, seed: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
-    with _interpreted() as triton:
-        kernel = _load_kernel(triton)
+    with _interpreted() as triton, tempfile.TemporaryDirectory() as folder:
+        kernel = load_kernel(triton, vllm_file(), Path(folder))
         equal = sum(
-            _equal_tokens(kernel, generator, min(PORTION, tokens - start)) for start in range(0, tokens, PORTION)
+            equal_tokens(kernel, generator, generator, min(PORTION, tokens - start))
+            for start in range(0, tokens, PORTION)
         )
         size = 1_000_000
         same = sum(
-            _equal_uniforms(kernel, triton, generator, min(size, uniforms - start))
-            for start in range(0, uniforms, size)
+            equal_uniforms(kernel, triton, generator, min(size, uniforms - start)) for start in range(0, uniforms, size)
         )
     return {
         "vocabulary": VOCABULARY,
@@ -54,26 +56,36 @@ def _measured(tokens: int, uniforms: int, seed: int) -> dict[str, Any]:
     }
 
 
-def _equal_tokens(kernel: ModuleType, generator: torch.Generator, count: int) -> int:
-    logits = torch.randn(count, VOCABULARY, generator=generator) * 3.0
-    seeds, positions = _places(generator, count)
-    rows = torch.arange(count, dtype=torch.int32)
+def equal_tokens(
+    kernel: ModuleType,
+    generator: torch.Generator,
+    hosts: torch.Generator,
+    count: int,
+    vocabulary: int = VOCABULARY,
+) -> int:
+    """How many of `count` tokens the kernel and our rule both draw from random logits, on the device of `generator`; `hosts` is on the CPU."""
+    device = generator.device
+    logits = torch.randn(count, vocabulary, generator=generator, device=device).mul_(3.0)
+    seeds, positions = (each.to(device) for each in places(hosts, count))
+    rows = torch.arange(count, dtype=torch.int32, device=device)
     theirs = kernel.gumbel_sample(
-        logits, rows, torch.ones(count), seeds, positions, apply_temperature=False, is_drafting=False
+        logits, rows, torch.ones(count, device=device), seeds, positions, apply_temperature=False, is_drafting=False
     )
     return int((gumbel.draw(logits, seeds, positions) == theirs).sum())
 
 
-def _equal_uniforms(kernel: ModuleType, triton: Any, generator: torch.Generator, count: int) -> int:
-    seeds, positions = _places(generator, count)
-    tokens = torch.randint(0, 200_000, (count,), generator=generator)
-    found = torch.empty(count)
-    block = 1 << 16
+def equal_uniforms(kernel: ModuleType, triton: Any, generator: torch.Generator, count: int, device: str = "cpu") -> int:
+    """How many of `count` uniforms are the same, to the bit."""
+    seeds, positions = (each.to(device) for each in places(generator, count))
+    tokens = torch.randint(0, 200_000, (count,), generator=generator).to(device)
+    found = torch.empty(count, device=device)
+    block = BLOCK if device == "cpu" else DEVICE_BLOCK
     kernel.uniforms[(triton.cdiv(count, block),)](found, seeds, positions, tokens, count, block)
     return int((gumbel.uniforms(seeds, positions, tokens).view(torch.int32) == found.view(torch.int32)).sum())
 
 
-def _places(generator: torch.Generator, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def places(generator: torch.Generator, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Seeds and positions on the CPU, int64."""
     seeds = torch.randint(0, (1 << 63) - 1, (count,), generator=generator)
     return seeds, torch.randint(0, POSITIONS, (count,), generator=generator)
 
@@ -106,26 +118,29 @@ def uniforms(found, seeds, positions, tokens, count, BLOCK: tl.constexpr):
 """A kernel beside theirs that stores the uniforms themselves."""
 
 
-def _load_kernel(triton: Any) -> ModuleType:
-    """vLLM's file, with the kernel above behind it; vLLM itself is not imported."""
+def vllm_file() -> Path:
+    """Where the installed vLLM has its kernel."""
     found = importlib.util.find_spec("vllm")
     assert found is not None
     assert found.origin is not None
-    source = (Path(found.origin).parent / "v1/worker/gpu/sample/gumbel.py").read_text() + OF_EACH
+    return Path(found.origin).parent / "v1/worker/gpu/sample/gumbel.py"
+
+
+def load_kernel(triton: Any, file: Path, folder: Path) -> ModuleType:
+    """vLLM's file with the kernel above behind it, written into `folder`: Triton reads a function's source there. vLLM itself is not imported."""
     utilities: Any = ModuleType("vllm.triton_utils")
     utilities.triton, utilities.tl = triton, triton.language
     names = {"vllm": ModuleType("vllm"), "vllm.triton_utils": utilities}
     replaced = {name: sys.modules.get(name) for name in names}
     sys.modules.update(names)
     try:
-        with tempfile.TemporaryDirectory() as folder:  # Triton reads a function's source from its file
-            held = Path(folder) / "gumbel_kernel.py"
-            held.write_text(source)
-            spec = importlib.util.spec_from_file_location(held.stem, held)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
+        held = folder / "gumbel_kernel.py"
+        held.write_text(file.read_text() + OF_EACH)
+        spec = importlib.util.spec_from_file_location(held.stem, held)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
     finally:
         for name, old in replaced.items():
             if old is None:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.vineppo               some five minutes of one core; stop it at any time, it goes on where it was
     python -m benchmarks.vineppo --quick --out DIR   two steps of each, for a try
+    python -m benchmarks.vineppo --gap         `formula_gap` alone: how far it is from the paper's formulas; a minute
 
 Writes docs/images/vineppo.svg and benchmarks/results/vineppo.json. `vineppo_less_grpo_at_equal_steps` and `..._at_equal_tokens` are differences of
 pass@1, means over seeds with their 95 % intervals (Student's t), at the last step that both made and at the most tokens that both sampled.
@@ -32,9 +33,13 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from benchmarks.prime.pipeline import write_json
     from benchmarks.reproduce.page import measured_on
+    from benchmarks.trainer.methods import kept_gap, write_gap
     from benchmarks.vineppo.curves import Curve, learn
     from benchmarks.vineppo.figure import draw
 
+    result = asked.out / "vineppo.json" if asked.out else ROOT / "benchmarks" / "results" / "vineppo.json"
+    if asked.gap:
+        return write_gap("vineppo", result)
     cache = (asked.out or ROOT / ".cache") / "vineppo"
     cache.mkdir(parents=True, exist_ok=True)
     plan = dict.fromkeys(STEPS, (2, 1)) if asked.quick else STEPS
@@ -46,8 +51,8 @@ def main() -> None:
             if not place.exists():
                 write_json(place, asdict(learn(arm, seed, steps, every, cache)))
             curves.setdefault(str(seed), {})[arm] = Curve(**json.loads(place.read_text()))
-        found = summary(curves) | {"measured_on": measured_on()}
-        write_json(asked.out / "vineppo.json" if asked.out else ROOT / "benchmarks" / "results" / "vineppo.json", found)
+        found = summary(curves) | {"measured_on": measured_on()} | kept_gap(result)
+        write_json(result, found)
         draw(found, asked.out / "vineppo.svg" if asked.out else ROOT / "docs" / "images" / "vineppo.svg")
     print(json.dumps({name: value for name, value in found.items() if name != "seeds"}, indent=1))
 
@@ -93,6 +98,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), metavar="SEED")
     parser.add_argument("--quick", action="store_true", help="two steps of each arm; needs --out")
+    parser.add_argument("--gap", action="store_true", help="measure `formula_gap` alone; other figures stay")
     parser.add_argument("--out", type=Path, help="write everything under this folder and not into the checkout")
     asked = parser.parse_args()
     if asked.quick and asked.out is None:

@@ -34,6 +34,8 @@ ORDER = (
 UP_SECONDS = 120.0
 """For one step of the start; all of it takes some 25 s on two quiet cores."""
 
+CRI_COMES = "server is not initialized yet"
+"""What the kubelet says before it ends when containerd answers and its CRI plugin does not yet."""
 PODS_SECONDS = 30.0
 """For all pods to end, at the end."""
 
@@ -97,7 +99,7 @@ class Node:
             self._launch("containerd", commands, lambda: bool(images.ctr(self.layout, "version", check=False)))
             self.load(pause_archive)
             self.load(dns_archive)
-            self._launch("kubelet", commands, lambda: kube.get("Node", at.NODE_NAME) is not None)
+            self._launch_kubelet(commands, lambda: kube.get("Node", at.NODE_NAME) is not None)
             self.daemons["kube-proxy"].start(commands["kube-proxy"])
             for made in manifests.system(dns):
                 kube.apply(made, force=True)
@@ -128,6 +130,18 @@ class Node:
     def _launch(self, name: str, commands: dict[str, list[str]], ready: Callable[[], bool]) -> None:
         self.daemons[name].start(commands[name])
         self._until(name, f"{name} to answer", ready)
+
+    def _launch_kubelet(self, commands: dict[str, list[str]], ready: Callable[[], bool]) -> None:
+        """Once more where it asked for containerd's CRI plugin too early, and ended: `ctr version` is answered without that plugin."""
+        for again in (True, True, False):
+            try:
+                self._launch("kubelet", commands, ready)
+                return
+            except RuntimeError as error:
+                if not (again and CRI_COMES in str(error)):
+                    raise
+                self.daemons["kubelet"].stop()
+                time.sleep(1.0)
 
     def _until(self, name: str, what: str, ready: Callable[[], bool]) -> None:
         end = time.monotonic() + UP_SECONDS

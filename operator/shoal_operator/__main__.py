@@ -16,6 +16,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from shoal_operator.children.site import Site
 from shoal_operator.engine.connection import NoApiServer, context_namespace, load_configuration
 from shoal_operator.engine.election import ElectionTiming
 from shoal_operator.engine.manager import Manager, Options
@@ -90,6 +93,9 @@ def parser() -> argparse.ArgumentParser:
         help=f"seconds until another replica replaces a killed leader; a leader without the API server for four fifths "
         f"of them exits; {MIN_LEASE} to {MAX_LEASE} (default {ElectionTiming.duration})",
     )
+    made.add_argument(
+        "--runs", default="{}", metavar="JSON", help="defaults of this cluster for all runs; the chart's value `runs`"
+    )
     made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return made
 
@@ -109,7 +115,16 @@ def options(given: argparse.Namespace) -> Options:
         raise ValueError(f"--port must be from 0 to 65535, got {given.port}")
     if not MIN_LEASE <= given.lease_seconds <= MAX_LEASE:
         raise ValueError(f"--lease-seconds must be from {MIN_LEASE} to {MAX_LEASE}, got {given.lease_seconds}")
+    try:
+        site = Site.model_validate_json(given.runs)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(
+            f"--runs {where}: {first['msg']}; the chart's values.schema.json says what is allowed"
+        ) from None
     return Options(
+        site=site,
         namespaces=namespaces,
         lease_namespace=lease_namespace,
         # Unique to the process: a restarted one must not take itself for the leader that it was.

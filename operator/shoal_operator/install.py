@@ -1,8 +1,9 @@
 """What an operator needs on a cluster, as YAML: `python -m shoal_operator.install --namespace research | kubectl apply -f -`.
 
 ServiceAccount, permissions from `engine/permissions.py`, and the operator's own Deployment with its disruption budget. Namespaced: a Role in
-each namespace that is served; cluster-wide: one ClusterRole. The Lease's Role is in the operator's namespace either way. The CRDs are in
-`crds/`. The Helm chart (`charts/shoal`) makes the same objects, which a test compares, from the same permissions. Builders are pure.
+each namespace that is served; cluster-wide: one ClusterRole. The Lease's Role is in the operator's namespace either way. Two ClusterRoles, which the
+operator does not hold, give runs to people by Kubernetes' roles `view`, `edit` and `admin`. The CRDs are in `crds/`. The Helm chart
+(`charts/shoal`) makes the same objects, which a test compares, from the same permissions. Builders are pure.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import yaml
 
 from shoal_operator.children.names import SOFTWARE_VERSION
 from shoal_operator.engine.cluster import Object
-from shoal_operator.engine.permissions import OPERATOR_NAMESPACE, WATCHED, rules
+from shoal_operator.engine.permissions import CLUSTER_WIDE, OPERATOR_NAMESPACE, PEOPLE, WATCHED, rules
 
 NAME = "shoal-operator"
 NAMESPACE = "shoal-system"
@@ -41,6 +42,7 @@ def objects(namespaces: Sequence[str], *, home: str = NAMESPACE, image: str = IM
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _metadata(NAME, home)},
         *access(namespaces, home),
+        *aggregated(),
         deployment(namespaces, home, image),
         {
             "apiVersion": "policy/v1",
@@ -57,8 +59,29 @@ def access(namespaces: Sequence[str], home: str = NAMESPACE) -> list[Object]:
     for namespace in namespaces:
         made += _grant("Role", NAME, namespace, home, rules(WATCHED))
     if not namespaces:
-        made += _grant("ClusterRole", NAME, None, home, rules(WATCHED))
+        made += _grant("ClusterRole", NAME, None, home, rules((*WATCHED, *CLUSTER_WIDE)))
     return made
+
+
+def aggregated() -> list[Object]:
+    """What Kubernetes joins to its own roles for people. It gives nobody anything in a namespace where no such role is bound."""
+    group = "rbac.authorization.k8s.io"
+    return [
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "ClusterRole",
+            "metadata": {
+                "name": f"shoal-{name}",
+                "labels": {
+                    "app.kubernetes.io/name": "shoal",
+                    "app.kubernetes.io/part-of": "shoal",
+                    **{f"{group}/aggregate-to-{role}": "true" for role in roles},
+                },
+            },
+            "rules": rules(rows),
+        }
+        for name, (rows, roles) in PEOPLE.items()
+    ]
 
 
 def deployment(namespaces: Sequence[str], home: str, image: str) -> Object:
@@ -149,9 +172,12 @@ def to_yaml(made: Iterable[Object]) -> str:
 
 
 def chart_permissions() -> str:
-    """The rules for the Helm chart: `home` in the operator's own namespace, `watched` in those that it serves."""
+    """The rules for the Helm chart: `home` in the operator's own namespace, `watched` in those that it serves, `cluster` where it serves all;
+    `people` by ClusterRole."""
     header = "# Made by `make crds` from operator/shoal_operator/engine/permissions.py: change it there.\n"
-    return header + to_yaml([{"home": rules(OPERATOR_NAMESPACE), "watched": rules(WATCHED)}])
+    people = {name: {"rules": rules(rows), "aggregateTo": list(roles)} for name, (rows, roles) in PEOPLE.items()}
+    parts = {"home": OPERATOR_NAMESPACE, "watched": WATCHED, "cluster": CLUSTER_WIDE}
+    return header + to_yaml([{name: rules(rows) for name, rows in parts.items()} | {"people": people}])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

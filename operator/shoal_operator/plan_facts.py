@@ -7,7 +7,7 @@ from shoal.contracts.protocol import RunProgress
 from shoal.contracts.recipe import Recipe
 from shoal.planner.facts import WIDTH, PoolFacts, RunFacts
 from shoal.planner.findings import Misfit, certain
-from shoal.planner.memory import Method
+from shoal.planner.memory import Method, OnHost
 from shoal.planner.model_shape import parameters_in
 from shoal.planner.rates import Gpu, gpu_named
 from shoal_operator.api import TrainingRun
@@ -16,6 +16,8 @@ from shoal_operator.api.inference_pool import InferencePoolTemplate
 from shoal_operator.api.pods import Gpus
 from shoal_operator.api.relay_server import RelayServerTemplate
 from shoal_operator.api.validator import ValidatorTemplate
+from shoal_operator.api.volumes import Volume
+from shoal_operator.children.claims import claimed, temporary
 
 GIB = 1 << 30
 METHODS: dict[tuple[bool, bool], Method] = {
@@ -58,25 +60,27 @@ def run_facts(run: TrainingRun) -> RunFacts | None:
         learning_rate=recipe.learning_rate,
         async_level=spec.async_level,
         filtered=recipe.online_filter == "TaskReward",
-        # The first update finds its old log-probabilities itself, but a mismatch correction weighs by them before.
-        old_share=1.0 if recipe.mismatch_correction is not None else 1.0 - 1.0 / recipe.optimizer_steps,
+        old_share=1.0 - 1.0 / recipe.optimizer_steps,
         reference=recipe.asks_reference,
         behaviour=asks_behaviour(recipe),
         benchmarks=spec.evaluation is not None,
         method=METHODS[settings.lora is not None, settings.cpu_offload],
         recomputes={"On": True, "Off": False, "Auto": None}[settings.activation_recomputation],
         kept_states=settings.kept_states,
+        state_every=settings.state_every if trainer.islands is None else 1,
         trainer_pods=trainer.replicas,
         trainer_ranks=trainer.processes,
         trainer_gpus=trainer.gpu.count,
         trainer_gpu=_named(trainer.gpu),
-        scratch=_bytes(trainer.scratch_size),
-        store=_bytes(store.folder_size) if store.s3 is None else None,
+        scratch=_bytes(claimed(trainer.scratch_volume, trainer.scratch_size).size),
+        store=_bytes(claimed(spec.store_volume, store.folder_size).size) if store.s3 is None else None,
         anchor_every=spec.broadcast.anchor_every,
         shard_bytes=spec.broadcast.shard_bytes,
         relays=relays.replicas,
         relay_versions=relays.kept_versions,
-        relay_disk=_bytes(relays.cache_size) if spec.relay_server_ref is None else None,
+        relay_disk=_bytes(claimed(relays.cache_volume, relays.cache_size).size)
+        if spec.relay_server_ref is None
+        else None,
         relay_requests=relays.rate_limits.requests_per_second,
         relay_connection_bytes=relays.rate_limits.bytes_per_second,
         validators=judges.replicas,
@@ -86,6 +90,13 @@ def run_facts(run: TrainingRun) -> RunFacts | None:
         proof_share=judges.validation.proof_rows_share,
         proof_floor=judges.validation.proof_rows_floor,
         pools=tuple(_pool(pool) for pool in spec.inference_pools),
+        on_host=OnHost(**settings.offloaded.model_dump()),
+        sharing=settings.sharing,
+        muon=recipe.muon is not None,
+        reward_model=recipe.process_rewards is not None,
+        islands=trainer.islands is not None,
+        trainer_temporary=_temporary(trainer.temporary_volume),
+        validator_temporary=_temporary(judges.temporary_volume),
     )
 
 
@@ -117,6 +128,11 @@ def misfits(run: TrainingRun, progress: RunProgress | None, *, volumes: bool = T
     return tuple(certain(facts, WIDTH * least, least, volumes=volumes))
 
 
+def _temporary(volume: Volume | None) -> int | None:
+    claim = temporary(volume)
+    return None if claim is None else _bytes(claim.size)
+
+
 def _pool(pool: InferencePoolTemplate) -> PoolFacts:
     gpus = min(pool.gpu.count, pool.engine.tensor_parallel_size)
     return PoolFacts(
@@ -125,7 +141,7 @@ def _pool(pool: InferencePoolTemplate) -> PoolFacts:
         open=pool.open,
         gpus=gpus,
         gpu=_named(pool.gpu),
-        volume=_bytes(pool.weights_size),
+        volume=_bytes(claimed(pool.weights_volume, pool.weights_size).size),
         disk=pool.requirements.disk_gib * GIB,
         max_sequences=pool.engine.max_sequences,
         memory_share=pool.engine.gpu_memory_utilization,

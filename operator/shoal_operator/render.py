@@ -8,18 +8,10 @@ from typing import Any
 import yaml
 
 from shoal.contracts.roster import ROLES, Roster
-from shoal.contracts.run import Addresses, NodeConfig
 from shoal.contracts.signed import Signed
-from shoal_operator.api import InferencePool, RelayServer, TrainingRun, Validator
-from shoal_operator.children import (
-    ObservedRun,
-    RunIdentity,
-    inference_pool_children,
-    names,
-    relay_server_children,
-    training_run_children,
-    validator_children,
-)
+from shoal_operator.api import TrainingRun
+from shoal_operator.children import ObservedRun, RunIdentity, names, training_run_children
+from shoal_operator.children.below import below
 from shoal_operator.children.islands import island_count, serves_lighthouse
 from shoal_operator.children.own_kinds import References, relays_of
 from shoal_operator.children.run_config import config_hashes, run_config
@@ -63,7 +55,7 @@ def render(run: TrainingRun) -> list[Object]:
     rendered = secret_placeholders(run)
     for made in training_run_children(run, identity, observed, addresses):
         rendered.append(made)
-        rendered += _below(made, identity, addresses, hashes)
+        rendered += below(made, identity, addresses, hashes)
     if run.spec.ui is not None:
         rendered.append(parts_map(name, []))  # filled from what is there
     for made in rendered:
@@ -81,28 +73,6 @@ def secret_placeholders(run: TrainingRun) -> list[Object]:
     if run.spec.ui is not None:
         secrets.append(names.ui_token(name))
     return [child("Secret", secret, name, "keys", {"type": "Opaque"}) for secret in secrets]
-
-
-def _below(made: Object, identity: RunIdentity, addresses: Addresses, hashes: dict[str, str]) -> list[Object]:
-    """Children of a custom object."""
-    match made["kind"]:
-        case "InferencePool":
-            pool = InferencePool.model_validate(made)
-            run = pool.spec.run
-            join = NodeConfig(
-                run=run,
-                pool=pool.spec.pool,
-                runners=addresses.runners,
-                discovery=addresses.discovery,
-                roster=identity.roster,
-                run_key=identity.run_key,
-            )
-            return inference_pool_children(pool, join)
-        case "RelayServer":
-            return relay_server_children(RelayServer.model_validate(made), hashes["relay"])
-        case "Validator":
-            return validator_children(Validator.model_validate(made), hashes["validator"])
-    return []
 
 
 class _BlockDumper(yaml.SafeDumper):

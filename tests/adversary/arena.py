@@ -35,7 +35,7 @@ from shoal.contracts.protocol import (
 from shoal.contracts.rollouts import Rollout, write_rollouts
 from shoal.contracts.run import PublicRun, RunConfig
 from shoal.contracts.signed import Signed
-from shoal.contracts.tasks import read_tasks
+from shoal.contracts.task_table import read_tasks
 from shoal.contracts.verdicts import Verdict
 from shoal.environments.tokens import eos_token_ids
 from shoal.inference.completions import Completion, Request

@@ -46,8 +46,24 @@ def test_rewards_are_not_moved_by_picking_among_completions(liar: Liar, up: bool
     assert abs(adaptive.moved_reward(liar, 3 + up, up=up)) <= MOST_MOVED
 
 
+def test_a_row_that_is_made_an_outlier_is_dropped_once_and_not_each_time(
+    liar: Liar, tournament: Tournament, tmp_path: Path
+) -> None:
+    assert adaptive.dropped_row(liar, 5, up=True) == (0.0, 0), "without a rate the file is rejected"
+    gaps = liar.budget.model_copy(update={"outliers": 1e-5})
+    validation = liar.run.config.validation
+    assert validation.thresholds is not None
+    thresholds = validation.thresholds.model_copy(update={"drawn_gaps": gaps})
+    config = paper_config({"validation": validation.model_copy(update={"thresholds": thresholds})})
+    lenient = Liar(PaperRun(tmp_path / "paper", config, tournament.arena.base, liar.folder), liar.folder)
+    up, tokens = adaptive.dropped_row(lenient, 5, up=True)
+    assert 0.0 < up <= MOST_MOVED
+    assert adaptive.drops(tokens, 1e-5, 10) <= 2
+    assert adaptive.drops(tokens, 1e-5, 100) <= 6
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
 def test_of_3000_honest_files_fewer_than_one_in_a_thousand_is_rejected(liar: Liar) -> None:
-    found = adaptive.honest_files(liar, 3000, 10_000)
+    found = adaptive.honest_files(liar.run, liar.folder, 3000, 10_000)
     assert found["false_reject_rate_upper_95"] < 1e-3, found["evidence"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.trust import system_figures, weight_sets, whole_runs
-from benchmarks.trust.__main__ import counted, summary
+from benchmarks.trust.__main__ import counted, honest_counts, summary
 from benchmarks.trust.cpu_time import cpu_seconds
 from benchmarks.trust.page import ALL_ROWS, PAGE, every_row_seconds, power_lines, replaced
 from cheat_table import CHEATS
@@ -79,7 +79,17 @@ def test_the_published_whole_runs_are_of_files_with_every_row_checked() -> None:
     rows = {row["run"]: row for row in published["parts"]["whole-runs"]["runs"]}
     assert rows.keys() == whole_runs.RUNS.keys()
     assert all(row["every_row_checked"] and row["files"] > 100 for row in rows.values())
-    assert published["honest_false_reject_rate_upper_95"] < 0.02
+    assert published["honest_false_reject_rate_upper_95"]["float32"] < 0.02
+
+
+def test_honest_files_are_counted_by_type_of_serving_over_all_parts() -> None:
+    plain = {"dtype": "float32", "files": 25, "rejected_files": 1}
+    parts = {
+        "honest": plain, "whole-runs": plain,
+        "adaptive": {"bfloat16": {"honest": {"files": 24, "rejected": 0}}, "seconds": 3.0, "versions": {"torch": "2"}},
+        "many-files": {"float32": {"files": 3000, "rejected": 0}, "machine": "one"},
+    }  # fmt: skip
+    assert honest_counts(parts) == {"float32": (3050, 2), "bfloat16": (24, 0)}
 
 
 def test_cpu_seconds_grow_with_work() -> None:

@@ -2,43 +2,33 @@
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from joined_machine import Machine
 
 from protocol_stack import RUN, Node, Stack, fill_step, node_config
 from samples import DOCUMENTS
 from servers import Loopback, wait_until
+from shoal import accelerators
 from shoal.agent.hardware import detect
 from shoal.agent.run_end import why_over
 from shoal.cli import node_join
-from shoal.cli.node_join import Wishes, ask, check_machine, check_offer, choose_pool, is_loopback, join
+from shoal.cli.node_join import Wishes, ask, check_machine, check_offer, check_room, choose_pool, is_loopback, join
 from shoal.cli.node_status import ask_agent, print_status
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
 from shoal.contracts.protocol import Hardware, HeartbeatReply
+from shoal.contracts.requirements import missing
 from shoal.contracts.run import AgentState, JoinOffer, OpenPool
 from shoal.contracts.signed import sign
 from shoal.crypto.keys import PrivateKey
 from shoal.errors import InputWrong
 from shoal.retries import Backoff
 from shoal.transport import Unavailable
-
-
-@pytest.fixture
-def new_machine(tmp_path: Path, loopback: Loopback) -> Iterator[Callable[..., Machine]]:
-    machines: list[Machine] = []
-
-    def make(worker: list[str] | None = None) -> Machine:
-        machines.append(Machine(tmp_path / f"machine{len(machines)}", loopback.address(), worker))
-        return machines[-1]
-
-    yield make
-    for machine in machines:
-        machine.stop()
 
 
 def test_a_machine_joins_works_shows_its_status_and_leaves_cleanly(
@@ -95,6 +85,53 @@ def test_a_machine_without_the_engine_is_told_how_to_get_it(monkeypatch: pytest.
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     said = told(lambda: check_machine(machine, OpenPool(name="any")))
     assert said.startswith("the inference engine is not installed here: run `make setup`")
+
+
+def test_a_pool_of_gpus_refuses_an_engine_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Hardware(cpus=4, memory_bytes=32 << 30, disk_free_bytes=1 << 40, gpus=1, gpu_type="NVIDIA L4")
+    machine = machine.model_copy(update={"gpu_memory_bytes": 23034 << 20})
+    for wanted in (Requirements(gpus=1), Requirements(gpu_types=["L4"]), Requirements(gpu_memory_gib=23)):
+        said = told(lambda wanted=wanted: check_machine(machine, OpenPool(name="big", requirements=wanted)))
+        assert said.startswith(
+            "pool 'big' is one of GPUs: the inference engine that is installed here is built for CPUs"
+        )
+    check_machine(machine, OpenPool(name="any"))
+    monkeypatch.setattr(accelerators, "read_software", lambda _: accelerators.Software(13, False, False))
+    monkeypatch.setattr(accelerators, "read_machine", lambda: accelerators.Machine((), "535.104.05", 12))
+    said = told(lambda: check_machine(machine, OpenPool(name="big", requirements=Requirements(gpus=1))))
+    assert said == (
+        "pool 'big' is one of GPUs: NVIDIA's driver 535.104.05 runs CUDA up to 12, and the packages here need 13: install a newer driver"
+    )
+
+
+def test_memory_of_each_gpu_is_compared_as_its_card_is_sold() -> None:
+    machine = Hardware(cpus=4, memory_bytes=32 << 30, disk_free_bytes=1 << 40, gpus=1, gpu_type="NVIDIA H100")
+    sold = machine.model_copy(update={"gpu_memory_bytes": 81559 << 20})
+    assert missing(sold, Requirements(gpu_memory_gib=80)) == []
+    assert missing(sold, Requirements(gpu_memory_gib=81)) == [
+        "81 GiB of memory of each GPU, the machine's smallest has 80"
+    ]
+    assert missing(machine, Requirements(gpu_memory_gib=1)) == [
+        "1 GiB of memory of each GPU, what the machine has is not known"
+    ]
+
+
+def test_weights_that_have_no_room_are_told_before_they_are_fetched() -> None:
+    machine = Hardware(cpus=4, memory_bytes=32 << 30, disk_free_bytes=100 << 30, gpus=1, gpu_type="NVIDIA L4")
+    machine = machine.model_copy(update={"gpu_memory_bytes": 23034 << 20})
+    assert told(lambda: check_room("Qwen/Qwen2.5-32B@0123456789", machine)).splitlines() == [
+        "two versions of Qwen/Qwen2.5-32B@0123456789 need 128.1 GB of disk, and 107.4 GB are free: give another --folder",
+        "Qwen/Qwen2.5-32B@0123456789 has 64.0 GB of weights, and a NVIDIA L4 has 24.2 GB of memory",
+    ]
+    on_cpu = machine.model_copy(update={"gpus": 0, "gpu_type": "", "gpu_memory_bytes": None})
+    assert "and this machine has 34.4 GB of memory" in told(lambda: check_room("Qwen2.5-32B", on_cpu))
+    check_room("Qwen/Qwen2.5-1.5B", machine)
+    check_room("tiny-model", machine)
+    check_room("Qwen/Qwen2.5-14B", machine, on_gpu=False)  # 28 GB beside a GPU of 24 that stays unused
+    assert "and a NVIDIA L4 has 24.2 GB of memory" in told(lambda: check_room("Qwen/Qwen2.5-14B", machine))
+    assert "and this machine has 34.4 GB of memory" in told(lambda: check_room("Qwen2.5-32B", machine, on_gpu=False))
+    # What lies there from an earlier join is not needed again.
+    check_room("Qwen2.5-7B", machine.model_copy(update={"disk_free_bytes": 1 << 30}), held=28 << 30)
 
 
 def test_the_pool_is_chosen_among_those_that_are_open() -> None:
@@ -163,6 +200,10 @@ def test_discovery_offers_open_pools_and_no_list_of_who_may_join(
     assert ask(stack.addresses.discovery, None, said.append) == offer(stack, OpenPool(name="coded", codes=True))
     assert "is not the discovery service" in told(lambda: ask(stack.addresses.orchestrator, None, said.append))
     assert "is not the URL" in told(lambda: ask("discovery.example", None, said.append))
+    page = httpx.get(f"{stack.addresses.discovery}/", trust_env=False)
+    assert page.headers["content-type"].startswith("text/html")
+    assert f"shoal node join {stack.addresses.discovery} --pool coded --invite-code-file FILE" in page.text
+    assert not any(word in page.text for word in ("closed", public, "<script"))
 
     without = new_machine().join(stack)
     assert without.ends() == 2

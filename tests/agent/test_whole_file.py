@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.agent.agent import Follower
+from shoal.agent.owner import Allowance
 from shoal.contracts.run import AgentStatus
 from shoal.transport.whole_file import replace_file
 
@@ -59,3 +60,15 @@ def test_what_cannot_be_written_leaves_the_old_file(shared: Path) -> None:
     with pytest.raises(OSError, match=r"\.code\.partial"):
         replace_file(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+def test_a_node_that_cannot_write_its_status_still_ends_when_its_owner_asks(tmp_path: Path) -> None:
+    session, work = SimpleNamespace(status=lambda: STATUS, assignment=lambda: None), SimpleNamespace(parts=list)
+    work.follow = lambda _: None
+    nowhere = tmp_path / "full" / "status.json"  # a write fails as on a full disk
+    follower = Follower(session, work, threading.Event(), nowhere, lambda: Allowance(False, False, ends=True))
+    ends = threading.Event()
+    follower.when_over = ends.set
+    follower.start()
+    assert ends.wait(30)
+    follower.stop()

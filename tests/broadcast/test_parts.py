@@ -12,7 +12,7 @@ from shoal.broadcast.parts import FilePart, PlacedPart, ShardPart
 from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
 from shoal.contracts.signed import sign
 from shoal.contracts.weights import CheckpointFile, ShardDescriptor, VersionOpen, WeightsManifest
-from shoal.storage.checkpoint_files import Assembler, WrongWeights
+from shoal.storage.checkpoint_files import Assembler, WrongWeights, digest_of_shards
 
 FILES = [CheckpointFile(name="a.bin", size=SHARD // 2), CheckpointFile(name="b.bin", size=3 * SHARD)]
 STREAM = os.urandom(sum(file.size for file in FILES))
@@ -30,7 +30,7 @@ def _bytes(record: VersionOpen, index: int) -> bytes:
 
 def _manifest(record: VersionOpen) -> WeightsManifest:
     digests = [hashlib.sha256(_bytes(record, index)).hexdigest() for index in range(record.shard_count)]
-    return cut.manifest(record, "model", hashlib.sha256(STREAM).hexdigest(), digests)
+    return cut.manifest(record, "model", digest_of_shards(digests), digests)
 
 
 def _append(part: ShardPart, data: bytes, step: int = 10_000) -> None:
@@ -51,6 +51,21 @@ def test_a_placed_shard_lies_in_its_files_without_a_second_copy(record: VersionO
     folder = assembler.finish(sign(_manifest(record), key), key.public)
     assert (folder / "a.bin").read_bytes() + (folder / "b.bin").read_bytes() == STREAM
     assert sorted(path.name for path in tmp_path.iterdir()) == ["v"]
+
+
+def test_what_an_earlier_process_had_of_a_whole_version_is_hashed_with_signs_of_life(
+    record: VersionOpen, tmp_path: Path
+) -> None:
+    """Nothing is missing, so that all is read at the end: at the paper's size minutes of a slow disk, and a silent client is killed after three."""
+    first = Assembler(record, tmp_path / "v")
+    for index in range(record.shard_count):
+        first.write_shard(index, bytearray(_bytes(record, index)))
+    beats: list[None] = []
+    again = Assembler(record, tmp_path / "v", beat=lambda: beats.append(None))
+    assert again.missing() == []
+    key = Keys().trainer
+    again.finish(sign(_manifest(record), key), key.public)
+    assert len(beats) == record.shard_count
 
 
 def test_a_shard_that_was_cut_by_a_crash_goes_on_from_its_note(
@@ -151,5 +166,8 @@ def test_a_file_that_became_shorter_meanwhile_is_said(record: VersionOpen, tmp_p
     for index in range(1, record.shard_count):
         assembler.write_shard(index, _bytes(record, index))
     os.truncate(tmp_path / "v.partial" / "b.bin", SHARD)
+    assembler.write_shard(0, _bytes(record, 0))
+    key = Keys().trainer
     with pytest.raises(WrongWeights, match=r"b\.bin is shorter than its version requires"):
-        assembler.write_shard(0, _bytes(record, 0))
+        assembler.finish(sign(_manifest(record), key), key.public)
+    assert assembler.missing() == list(range(record.shard_count)), "all is fetched again"

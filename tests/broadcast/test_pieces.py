@@ -35,6 +35,13 @@ def test_bytes_that_are_no_document_are_refused_with_the_place(wanted: WantedVer
         pieces.read_open(b"{}", wanted)
 
 
+def test_a_piece_of_a_later_release_is_refused_with_what_to_do(run_keys: Keys, wanted: WantedVersion) -> None:
+    """A signature is over all keys, so none may be left out (ADR 0092)."""
+    data = sign(_record(), run_keys.trainer).to_json().replace(b'"files":', b'"compressed":true,"files":')
+    with pytest.raises(BadPiece, match=r"document\.compressed: not known here; .* a later release: upgrade this one"):
+        pieces.read_open(data, wanted)
+
+
 def test_a_piece_signed_by_another_role_is_refused(run_keys: Keys, wanted: WantedVersion) -> None:
     with pytest.raises(BadPiece, match=r"VersionOpen is signed by .*; required:"):
         pieces.read_open(sign(_record(), run_keys.roles["relay"]).to_json(), wanted)

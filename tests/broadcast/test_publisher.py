@@ -62,7 +62,7 @@ def test_versions_are_announced_in_order_and_only_the_newest_are_served(pods: Po
     _announced(pods, 0, 1, 2, 3, 4)
     assert _index(origin) == [2, 3, 4]
     assert sealed_versions(origin.store) == [0, 1, 2, 3, 4]
-    assert origin.metric(ORIGIN_PORT, "shoal_origin_newest_version") == 4
+    wait_until("the gauge", lambda: origin.metric(ORIGIN_PORT, "shoal_origin_newest_version") == 4, 10)
 
 
 def test_a_new_pod_serves_the_newest_versions_from_the_store_and_announces_the_last_once_more(pods: Pods) -> None:

@@ -5,6 +5,7 @@
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from helm import CHART, render, run_helm
 from servers import ROOT
 from shoal.orchestrator.metrics import NODE_METRICS_PORT
 from shoal_operator.children.names import PORTS
-from shoal_operator.install import USER_ID, chart_permissions, objects
+from shoal_operator.children.site import Site
+from shoal_operator.install import USER_ID, aggregated, chart_permissions, objects
 
 GOLDEN = ROOT / "tests" / "charts" / "golden"
 CASES = sorted(GOLDEN.iterdir())
@@ -70,6 +72,18 @@ def test_the_operator_is_the_one_that_its_own_program_prints(namespaces: list[st
 
 def test_permissions_are_those_that_the_operator_obeys() -> None:
     assert (CHART / "files" / "permissions.yaml").read_text() == chart_permissions(), "run `make crds`"
+
+
+def test_roles_of_people_are_joined_to_those_of_kubernetes_and_can_be_left_out() -> None:
+    def joined(made: list[dict[str, Any]]) -> dict[str, set[str]]:
+        return {
+            each["metadata"]["name"]: {label for label in each["metadata"]["labels"] if "/aggregate-to-" in label}
+            for each in made
+            if each["kind"] == "ClusterRole" and each["metadata"]["labels"]["app.kubernetes.io/name"] == "shoal"
+        }
+
+    assert joined(render()) == joined(aggregated())
+    assert joined(render("--set", "people.enabled=false")) == {}
 
 
 def test_crds_are_the_shipped_ones_and_outlive_the_release() -> None:
@@ -176,6 +190,52 @@ def test_no_secret_is_in_what_is_no_secret() -> None:
     others = [each for each in render(*given) if each["kind"] != "Secret"]
     assert "the-secret-key" not in yaml.safe_dump_all(others)
     assert "the-access-key" not in yaml.safe_dump_all(others)
+
+
+DIGEST = f"sha256:{'1' * 64}"
+
+
+@pytest.fixture
+def released(tmp_path: Path) -> Path:
+    """The chart with the lock of a release that has an operator and relays."""
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    digests = {f"shoal/{role}:{version}": DIGEST for role in ("operator", "relay")}
+    made = shutil.copytree(CHART, tmp_path / "shoal")
+    lock = {"registry": "registry.example.org/project", "digests": digests}
+    (made / "files" / "images.lock.json").write_text(json.dumps(lock))
+    return made
+
+
+def operators_container(chart: Path, *options: str) -> dict[str, Any]:
+    printed = run_helm("template", "shoal", chart, "--namespace", "shoal-system", *options)
+    [made] = [each for each in yaml.safe_load_all(printed) if each and each["kind"] == "Deployment"]
+    container: dict[str, Any] = made["spec"]["template"]["spec"]["containers"][0]
+    return container
+
+
+def runs_of(container: dict[str, Any]) -> dict[str, Any]:
+    arguments = container["args"]
+    made: dict[str, Any] = json.loads(arguments[arguments.index("--runs") + 1])
+    return made
+
+
+def test_a_released_chart_pulls_by_the_digests_of_its_lock(released: Path) -> None:
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    container = operators_container(released)
+    assert container["image"] == f"registry.example.org/project/shoal/operator:{version}@{DIGEST}"
+    site = Site.model_validate(runs_of(container))
+    assert site.image_registry == "registry.example.org/project"
+    assert site.image_digests == {f"shoal/{role}:{version}": DIGEST for role in ("operator", "relay")}
+
+
+def test_what_values_say_of_images_wins_over_the_lock(released: Path) -> None:
+    mine = operators_container(released, "--set", "operator.image.repository=mirror.example.org/shoal/operator")
+    assert mine["image"].startswith("mirror.example.org/shoal/operator:")
+    assert "@" not in mine["image"]
+    assert operators_container(released, "--set", "operator.image.tag=dev")["image"] == "shoal/operator:dev"
+    mirrored = runs_of(operators_container(released, "--set", "runs.imageRegistry=mirror.example.org"))
+    assert mirrored["imageRegistry"] == "mirror.example.org"
+    assert len(mirrored["imageDigests"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from run_documents import RunFolder, step_metrics
 from typer.testing import CliRunner
 
 from shoal.cli.main import app
+from shoal.installed import installed
 
 VERBS = ("up", "down", "logs", "render", "report")
 GOOD = """
@@ -80,7 +80,7 @@ def test_a_missing_option_and_an_unknown_verb_are_wrong_input(tmp_path: Path) ->
 
 
 def test_the_version_and_a_short_help_exist() -> None:
-    assert CliRunner().invoke(app, ["--version"]).output == f"shoal {version('shoal')}\n"
+    assert CliRunner().invoke(app, ["--version"]).output == f"shoal {installed().version}\n"
     assert CliRunner().invoke(app, ["up", "-h"]).output == CliRunner().invoke(app, ["up", "--help"]).output
 
 

@@ -42,6 +42,9 @@ class SmallRun:
         assert self.process is not None
         return (Part("demo-trainer-1-0", "trainer", "Running", True, pid=self.process.pid, address="127.17.0.8"),)
 
+    def stalled(self) -> str:
+        return ""
+
     def message(self) -> str:
         return ""
 

@@ -12,10 +12,11 @@ import yaml
 from samples import DIGEST, run_config
 from shoal.collection.dataset import DatasetWriter, OtherDataset
 from shoal.contracts import keys
+from shoal.contracts.dataset_card import DatasetCard
 from shoal.contracts.datasets import GenerateSettings
 from shoal.contracts.filtering import ProblemCount
 from shoal.contracts.run import Prepared, RunConfig
-from shoal.contracts.sft_data import DatasetCard, Trace, read_traces
+from shoal.contracts.sft_data import Trace, read_traces
 from shoal.storage.store import Store, open_folder
 
 SLICES = 7

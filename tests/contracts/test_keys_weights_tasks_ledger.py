@@ -19,7 +19,8 @@ from samples import CHANGED_ROSTER, COMPUTE, DIGEST, LEASE, NODE, OPEN, ORCHESTR
 from shoal.contracts import keys
 from shoal.contracts.recipe import LengthReward
 from shoal.contracts.signed import Signed, sign
-from shoal.contracts.tasks import TASKS_SCHEMA, BadTaskTable, ChatMessage, Task, read_tasks, tasks_digest, write_tasks
+from shoal.contracts.task_table import TASKS_SCHEMA, BadTaskTable, read_tasks, write_tasks
+from shoal.contracts.tasks import ChatMessage, Task, tasks_digest
 from shoal.contracts.weights import CheckpointFile, DeltaBase, ShardDescriptor, VersionOpen
 from shoal.crypto.canonical import document_digest
 from shoal.ledger.entries import GENESIS, Accepted, LedgerEntry, MalformedFact
@@ -292,6 +293,8 @@ class TestLedger:
             "terms": TERMS,
             "invited": {"pool": "workers", "expires_unix": 1},
             "compute": COMPUTE,
+            "left_out": [0],
+            "looked_at": 1,
             "keys": CHANGED_ROSTER,
         }
         rewritten = altered(entry, **{field: values.get(field, 77)})

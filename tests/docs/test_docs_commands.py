@@ -34,7 +34,8 @@ KUBECTL_VERBS = {
 OTHERS = {
     "kind": "of kind's own documentation; no such machine here",
     "pip": "installs a package that tests/cli/test_env.py makes",
-    "docker": "images/README.md: the same build as `make images`",
+    "docker": "images/README.md: the same build as `make images`; what `docker run` starts is checked",
+    "sudo": "installs the unit that tests/cli/test_node_lending.py shows to systemd",
     "export": "the shell's",
     "cd": "the shell's",
     "cp": "the shell's",
@@ -87,6 +88,8 @@ def check(words: list[str], where: str) -> None:
         kubectl(words[1:], where)
     elif name.startswith(("tools/", "./tools/")):
         assert as_path(name.removeprefix("./")).is_file(), f"{where}: {name} does not exist"
+    elif name == "docker" and words[1] == "run" and "shoal" in words:
+        shoal(words[words.index("shoal") + 1 :], where)
     else:
         assert name in OTHERS, f"{where}: no test knows the program {name!r} ({' '.join(words)})"
 

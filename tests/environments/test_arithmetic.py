@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.contracts.tasks import read_tasks, write_tasks
+from shoal.contracts.task_table import read_tasks, write_tasks
 from shoal.environments import Score, Unscorable, digest, length_suffix, load
 from shoal.environments.arithmetic import Arithmetic, worked_addition
 

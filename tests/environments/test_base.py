@@ -46,12 +46,13 @@ def test_an_environment_under_anothers_name_is_refused(monkeypatch: pytest.Monke
         load("sums")
 
 
+@pytest.mark.parametrize("name", ["shoal", "shoal-rl"])
 def test_only_shoals_own_distribution_has_environments_in_this_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metadata = tmp_path / "shoal-99.dist-info"
+    metadata = tmp_path / f"{name.replace('-', '_')}-99.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: shoal\nVersion: 99\n")
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 99\n")
     (metadata / "entry_points.txt").write_text("[shoal.environments]\nevil = shoal.environments.base:os.abort\n")
     monkeypatch.setenv("SHOAL_ENVIRONMENTS", str(tmp_path))
     found = base.installed()

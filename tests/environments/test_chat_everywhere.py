@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from chat_model import SETTINGS, cut_tokenizer
 from real_tokenizers import talk, task
-
 from samples import run_config
 from shoal.contracts import keys
 from shoal.contracts.final_model import ModelOrigin

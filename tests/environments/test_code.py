@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from shoal.contracts.tasks import Task, read_tasks, write_tasks
+from shoal.contracts.task_table import read_tasks, write_tasks
+from shoal.contracts.tasks import Task
 from shoal.environments import Score, Unscorable, digest, load
 from shoal.environments import code as code_module
 from shoal.environments.code import Code, program_of, same_output, same_value

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.contracts.datasets import DatasetColumns
-from shoal.contracts.tasks import read_tasks, tasks_digest, write_tasks
+from shoal.contracts.task_table import read_tasks, write_tasks
+from shoal.contracts.tasks import tasks_digest
 from shoal.environments.base import Score
 from shoal.environments.code import Code
 from shoal.environments.datasets import BadDataset, Selection, from_store, import_files, split_files

@@ -9,12 +9,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from samples import DIGEST, run_config
 from shoal.contracts import keys
+from shoal.contracts.dataset_card import DatasetCard, DatasetFile
 from shoal.contracts.datasets import FILTER_DATASET, DatasetSource, GenerateSettings
 from shoal.contracts.filtering import FilterReport, ProblemCount
 from shoal.contracts.recipe import OfflineFilter, Recipe, TaskSource
 from shoal.contracts.run import Prepared
-from shoal.contracts.sft_data import DatasetCard, DatasetFile, write_problem_counts
-from shoal.contracts.tasks import read_tasks, tasks_digest
+from shoal.contracts.sft_data import write_problem_counts
+from shoal.contracts.task_table import read_tasks
+from shoal.contracts.tasks import tasks_digest
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_tokenizer import train_tokenizer
 from shoal.environments.prepare import CannotPrepare, prepare

@@ -12,7 +12,8 @@ from harness_files import SUMS, write_harness_task
 from samples import run_config
 from shoal import environments
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks
-from shoal.contracts.tasks import Task, read_tasks, write_tasks
+from shoal.contracts.task_table import read_tasks, write_tasks
+from shoal.contracts.tasks import Task
 from shoal.environments import BadEnvironment, Score, Unscorable
 from shoal.environments.harness import Harness
 from shoal.environments.harness_import import FILE_BUILDERS, _leaves, documents

@@ -107,7 +107,7 @@ def test_scoring_has_no_package_that_the_digest_does_not_pin_though_it_is_instal
 
 def test_what_the_lock_leaves_out_of_the_harness_is_left_out_of_scoring() -> None:
     text = (Path(__file__).parents[2] / "requirements" / "overrides.txt").read_text()
-    after = text.partition("# What lm_eval asks for")[2].splitlines()[1:]
+    after = text.partition("# What lm_eval asks for")[2].partition("\n#")[0].splitlines()[1:]
     names = [line.partition(";")[0].strip() for line in after if line]
     modules = {{"scikit-learn": "sklearn"}.get(name, name.replace("-", "_")) for name in names}
     assert "rouge_score" in modules

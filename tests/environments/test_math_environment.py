@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from shoal.contracts.tasks import ChatMessage, Task, read_tasks, write_tasks
+from shoal.contracts.task_table import read_tasks, write_tasks
+from shoal.contracts.tasks import ChatMessage, Task
 from shoal.environments import Score, Unscorable, digest, load
 from shoal.environments import math as math_module
 from shoal.environments.math import INSTRUCTION, KINDS, Math
@@ -76,6 +77,7 @@ def test_the_digest_pins_the_judge_and_the_versions_of_what_it_uses(monkeypatch:
     monkeypatch.setattr(Math, "requires", ("no-such-distribution",))
     with pytest.raises(ValueError, match="environment 'math' needs no-such-distribution, which is not installed"):
         digest(Math())
+    monkeypatch.setattr(Math, "requires", ())
     monkeypatch.setattr(Math, "sources", ("shoal.no_such_module",))
     with pytest.raises(ValueError, match=r"its source shoal.no_such_module is missing and cannot be pinned"):
         digest(Math())

@@ -13,7 +13,8 @@ from shoal.contracts import keys
 from shoal.contracts.mixture import SourceTerms
 from shoal.contracts.recipe import LengthReward, ModelSource, Recipe, Sampling, TaskSource
 from shoal.contracts.run import Prepared, RunConfig
-from shoal.contracts.tasks import Task, TaskReport, read_tasks, tasks_digest
+from shoal.contracts.task_table import read_tasks
+from shoal.contracts.tasks import Task, TaskReport, tasks_digest
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.base import BadEnvironment, Score, Unscorable, digest, load, runs_programs
 from shoal.environments.code import Code

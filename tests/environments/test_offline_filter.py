@@ -8,12 +8,13 @@ import pytest
 
 from samples import DIGEST, run_config
 from shoal.contracts import filtering, keys
+from shoal.contracts.dataset_card import DatasetCard, DatasetFile
 from shoal.contracts.datasets import FILTER_DATASET, GenerateSettings
 from shoal.contracts.filtering import FilterReport, ProblemCount
 from shoal.contracts.proof_profile import PROFILE_FILE
 from shoal.contracts.recipe import MixtureSource, OfflineFilter, TaskSource
 from shoal.contracts.run import Prepared
-from shoal.contracts.sft_data import DatasetCard, DatasetFile, write_problem_counts
+from shoal.contracts.sft_data import write_problem_counts
 from shoal.contracts.tasks import Task, tasks_digest
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.layouts import SOLVE_RATE

@@ -17,7 +17,8 @@ from shoal.contracts.pools import PoolTerms
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.recipe import GeneratedModel, LengthReward, ModelSource, Recipe, TaskSource
 from shoal.contracts.run import Prepared, RunConfig
-from shoal.contracts.tasks import read_tasks, tasks_digest
+from shoal.contracts.task_table import read_tasks
+from shoal.contracts.tasks import tasks_digest
 from shoal.environments import digest, generated_model, proof_calibration
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_tokenizer import train_tokenizer
@@ -105,6 +106,14 @@ def test_a_profile_that_a_model_brings_is_taken(store: Store, tmp_path: Path, ch
 def test_a_profile_of_another_model_is_refused(store: Store, tmp_path: Path, checkpoint: Path) -> None:
     (checkpoint / "proof_profile.json").write_bytes(PROOF_PROFILE.model_copy(update={"hidden_size": 256}).to_json())
     with pytest.raises(CannotPrepare, match="is of a model 256 wide, this one is 128 wide: calibrate again"):
+        prepare(mounted(checkpoint), store, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_profile_of_another_data_type_is_refused(store: Store, tmp_path: Path, checkpoint: Path, dtype: str) -> None:
+    """Honest proofs of 16 bits are beyond float32's thresholds, and forged ones of float32 within those of 16 bits."""
+    (checkpoint / "proof_profile.json").write_bytes(PROOF_PROFILE.model_copy(update={"dtype": dtype}).to_json())
+    with pytest.raises(CannotPrepare, match=f"measured in {dtype}, but engines serve this model in float32"):
         prepare(mounted(checkpoint), store, tmp_path / "scratch")
 
 

@@ -10,7 +10,8 @@ from shoal.contracts import keys
 from shoal.contracts.evaluation import Benchmark, EvaluationSettings
 from shoal.contracts.recipe import ModelSource, Sampling, TaskSource
 from shoal.contracts.run import Prepared, RunConfig
-from shoal.contracts.tasks import read_tasks, tasks_digest
+from shoal.contracts.task_table import read_tasks
+from shoal.contracts.tasks import tasks_digest
 from shoal.environments import digest
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.prepare import CannotPrepare, prepare

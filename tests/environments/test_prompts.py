@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_tokenizers import FAMILIES, GOLDEN, STOPS, cases, checkpoint, talk, task
 from tools.fetch_tokenizers import ARCHIVES
 
+from real_tokenizers import FAMILIES, GOLDEN, STOPS, cases, checkpoint, talk, task
 from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.environments.base import Environment
 from shoal.environments.math import INSTRUCTION, Math

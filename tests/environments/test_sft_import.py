@@ -187,6 +187,25 @@ def test_a_row_that_cannot_be_learnt_is_named(
     assert refused(home, store, sft(checkpoint, SftDataset(path=str(path)))).startswith(f"spec.sft.dataset: {said}")
 
 
+def test_a_completion_that_is_written_with_the_end_token_is_not_given_another(
+    home: Path, store: Store, checkpoint: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    end = tokenizer.eos_token
+    given = [
+        {"prompt": "11+11=\n", "completion": f"<>22{end}", "problem_id": "a"},
+        {"prompt": "11+12=\n", "completion": "<>23", "problem_id": "b"},
+    ]
+    path = jsonl(home / "ended.jsonl", *given)
+    prepare(sft(checkpoint, SftDataset(path=str(path))), store, home / "scratch")
+    rows = rows_of(store, held_out=False) + rows_of(store, held_out=True)
+    assert sorted(tokenizer.decode(row["completion_tokens"]) for row in rows) == [f"<>22{end}", f"<>23{end}"]
+    store.delete(keys.PREPARED)
+    only = jsonl(home / "only.jsonl", {"prompt": "11+11=\n", "completion": end})
+    said = refused(home, store, sft(checkpoint, SftDataset(path=str(only))))
+    assert said.endswith("the completion is empty; a row to learn has both")
+
+
 def test_a_model_without_an_end_token_is_told(home: Path, store: Store, checkpoint: Path) -> None:
     for name in ("generation_config.json", "config.json"):
         settings = json.loads((checkpoint / name).read_text())

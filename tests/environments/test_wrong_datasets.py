@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hub_server import serving
 
-from samples import run_config
+from samples import PREPARED_CHAT, run_config
 from servers import STARTED_WITH
 from shoal.contracts import keys
 from shoal.contracts.datasets import AnswerExtraction, DatasetColumns, DatasetSource, RowFilter
@@ -22,6 +22,7 @@ from shoal.contracts.tasks import Task, TaskReport
 from shoal.environments.prepare import CannotPrepare, _tasks, prepare
 from shoal.environments.task_source import RunSource
 from shoal.storage import Store
+from shoal.storage.store import open_folder
 
 ROWS = [{"q": f"What is {n} + 1?", "a": str(n + 1), "id": f"p{n}", "level": n % 2} for n in range(20)]
 COLUMNS = DatasetColumns(prompt="q", answer="a", problem_id="id")
@@ -220,6 +221,16 @@ def ended(home: Path, found: RunConfig, **environment: str) -> tuple[int, dict[s
         check=False,
     )
     return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_run_that_is_prepared_needs_no_gpu(tmp_path: Path) -> None:
+    found = config(hugging_face="nobody/nothing", revision="main")
+    code, last = ended(tmp_path, found, SHOAL_GPUS="1", SHOAL_VARIANT="cpu")
+    assert (code, last["event"]) == (2, "the GPUs that this part was promised cannot be used")
+    store = open_folder(tmp_path / "store", f"{found.storage.prefix}/{found.run}")
+    store.put(keys.PREPARED, PREPARED_CHAT.to_json())
+    code, last = ended(tmp_path, found, SHOAL_GPUS="1", SHOAL_VARIANT="cpu")
+    assert (code, last["event"]) == (0, "already prepared; nothing to do")
 
 
 def test_a_mistake_that_stays_ends_the_job_and_a_hub_that_is_away_does_not(tmp_path: Path) -> None:

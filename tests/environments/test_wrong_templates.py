@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_model import cut_tokenizer
 from pydantic import ValidationError
-from real_tokenizers import talk
 
+from chat_model import cut_tokenizer
+from real_tokenizers import talk
 from samples import PROOF_PROFILE, run_config
 from shoal.contracts import keys
 from shoal.contracts.prompts import PromptSettings
 from shoal.contracts.recipe import ModelSource, Recipe, Sampling, TaskSource
 from shoal.contracts.run import Prepared
-from shoal.contracts.tasks import ChatMessage, Task, read_tasks
+from shoal.contracts.task_table import read_tasks
+from shoal.contracts.tasks import ChatMessage, Task
 from shoal.environments import load
 from shoal.environments.prepare import CannotPrepare, prepare
 from shoal.storage import Store

@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.reproduce import claims
 from benchmarks.reproduce.__main__ import compact, digest
-from benchmarks.reproduce.arms import ARMS, EXPERIMENTS, SEEDS, needed
+from benchmarks.reproduce.arms import ARMS, EXPERIMENTS, MATCHED_ARMS, PILOT_ARMS, SEEDS, needed
 from benchmarks.reproduce.base import hard_tasks, padded_addition
 from benchmarks.reproduce.page import BEGIN, END, HOW, tables, write_page
 from benchmarks.reproduce.summary import at_end, column, curve, each, interval, paired
@@ -58,7 +60,8 @@ def test_a_second_call_runs_nothing_and_writes_the_same(quick: Path) -> None:
 
 
 def test_a_changed_arm_is_another_arm() -> None:
-    assert len({digest(arm) for arm in ARMS.values()}) == len(ARMS)
+    every = ARMS | MATCHED_ARMS | PILOT_ARMS
+    assert len({digest(arm) for arm in every.values()}) == len(every)
 
 
 def test_every_arm_is_in_a_figure_and_every_curve_has_a_place_in_the_table() -> None:
@@ -131,14 +134,131 @@ def test_columns_have_four_digits_and_none_where_a_step_has_no_value() -> None:
 def test_the_page_keeps_its_prose_and_gets_new_tables(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    write_page({}, page)
+    write_page({}, [], page)
     assert page.read_text() == f"before\n{BEGIN}\n\n\n{END}\nafter\n"
 
 
 def test_the_committed_results_are_of_the_arms_as_they_are() -> None:
     found = json.loads((ROOT / "benchmarks" / "results" / "reproduction.json").read_text())["arms"]
-    stale = [name for name, run in found.items() if name not in ARMS or run["digest"] != digest(ARMS[name])]
+    known = ARMS | MATCHED_ARMS
+    stale = [name for name, run in found.items() if name not in known or run["digest"] != digest(known[name])]
     assert not stale, f"run `make reproduce` for {stale}"
     assert tables(found) in (ROOT / "docs" / "reproduction.md").read_text(), (
         "run `python -m benchmarks.reproduce --page`"
     )
+
+
+def claim(says: claims.Says, arms: tuple[str, ...] = ("a", "b"), margin: float = 0.03, **more: Any) -> claims.Claim:
+    wanted: dict[str, Any] = {"column": "held_out_reward", "how": "end", "most_seeds": 16} | more
+    return claims.Claim(name="c", paper="Figure 7", says=says, arms=arms, margin=margin, **wanted)
+
+
+def ended(*ends: float) -> dict[str, dict[str, list[float]]]:
+    return {str(seed): {"step": [0], "held_out_reward": [end]} for seed, end in enumerate(ends, 1)}
+
+
+APART = (0.0, 0.01, -0.01, 0.005)
+
+
+@pytest.mark.parametrize(
+    ("says", "shift", "outcome"),
+    [
+        ("within", 0.0, "shown"),
+        ("within", 0.2, "contradicted"),
+        ("within", 0.03, "not decided"),
+        ("more", 0.2, "shown"),
+        ("more", -0.2, "contradicted"),
+        ("more", 0.03, "not decided"),
+        ("less", -0.2, "shown"),
+        ("less", 0.0, "contradicted"),
+        ("not less", 0.0, "shown"),
+        ("not less", -0.2, "contradicted"),
+    ],
+)
+def test_a_claim_is_decided_where_its_whole_interval_is_on_one_side_of_the_margin(
+    says: claims.Says, shift: float, outcome: str
+) -> None:
+    base = (0.5, 0.6, 0.7, 0.4)
+    moved = [at + shift + apart for at, apart in zip(base, APART, strict=True)]
+    found = claims.decide(claim(says), {"a": ended(*moved), "b": ended(*base)})
+    assert (found.outcome, found.seeds) == (outcome, 4)
+    assert found.estimate == pytest.approx(shift + np.mean(APART))
+    half = claims.STUDENT[4] * np.std(APART, ddof=1) / 2
+    assert found.interval == pytest.approx((found.estimate - half, found.estimate + half))
+    assert found.wanted_seeds == (8 if outcome == "not decided" else 4)
+
+
+def test_of_one_arm_a_claim_bounds_the_value_itself() -> None:
+    small = claim("less", ("a",), 0.15)
+    assert claims.decide(small, {"a": ended(0.1, 0.11, 0.1, 0.09)}).outcome == "shown"
+    assert claims.decide(small, {"a": ended(0.4, 0.41, 0.4, 0.39)}).outcome == "contradicted"
+
+
+def test_seeds_between_two_looks_do_not_count_and_none_beyond_the_most() -> None:
+    arm = ended(*[0.5, 0.9] * 12)
+    found = claims.decide(claim("within", most_seeds=8), {"a": arm, "b": ended(*[0.9, 0.5] * 12)})
+    assert (found.seeds, found.wanted_seeds, found.outcome) == (8, 8, "not decided")
+    seven = {"a": ended(*[0.5] * 7), "b": ended(*[0.5] * 9)}
+    assert claims.decide(claim("within"), seven).seeds == 4
+    none = claims.decide(claim("within"), {"a": ended(0.5, 0.5)})
+    assert (none.seeds, none.wanted_seeds, none.document()["estimate"]) == (0, 4, None)
+
+
+def test_over_all_looks_a_claim_on_its_very_margin_is_decided_wrongly_in_one_of_twenty_at_most() -> None:
+    """Either side is wrong there. At a plain 95 % interval at each look it would be one of eight."""
+    draw, wrong, tries = np.random.default_rng(3), 0, 2000
+    asked = claim("more", ("a",), 0.0, most_seeds=24)
+    for _ in range(tries):
+        ends = draw.normal(0.0, 0.1, 24)
+        looks = (claims.decide(asked, {"a": ended(*ends[:look])}) for look in claims.LOOKS)
+        wrong += any(found.decided for found in looks)
+    assert 0.01 < wrong / tries < 0.06
+
+
+def test_growth_and_late_rise_are_nothing_where_nothing_happens() -> None:
+    """A value that is above 0 in any run would show its claim without a run."""
+    draw = np.random.default_rng(4)
+    found = {"growth_log10": [], "late_rise": []}  # type: dict[str, list[float]]
+    for _ in range(200):
+        seed = {"step": list(range(60)), "entropy": [float(each) for each in draw.normal(1.0, 0.1, 60)]}
+        for how, values in found.items():
+            values.append(claims.VALUES[how](seed, "entropy"))
+    for values in found.values():
+        assert abs(np.mean(values)) < 4 * np.std(values) / np.sqrt(len(values))
+    falls_and_rises = {"step": list(range(50)), "entropy": [1.0] * 10 + [0.2] * 20 + [0.5] * 20}
+    assert claims.VALUES["late_rise"](falls_and_rises, "entropy") == pytest.approx(0.3)
+    tenfold = {"step": list(range(50)), "entropy": [0.1] * 25 + [1.0] * 25}
+    assert claims.VALUES["growth_log10"](tenfold, "entropy") == pytest.approx(1.0)
+
+
+def test_the_claims_name_arms_and_columns_that_runs_have(quick: Path) -> None:
+    found = claims.read()
+    assert len(found) == 15
+    assert {arm for each in found.values() for arm in each.arms} <= set(MATCHED_ARMS)
+    for asked in found.values():
+        assert claims._values(seed_of(quick), asked.column).size, asked.name
+    said = json.loads((quick / "reproduction.json").read_text())["claims"]
+    assert set(said) == set(found)
+    assert all(set(entry) >= {"margin", "estimate", "interval", "seeds", "decided"} for entry in said.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"margin": -1}, "has a margin below 0"),
+        ({"most_seeds": 5}, "has 5 seeds at most; allowed: "),
+        ({"how": "luck"}, "measures by 'luck'; allowed: end, mean"),
+        ({"arms": []}, "has 0 arms"),
+    ],
+)
+def test_a_claim_that_cannot_be_decided_is_refused(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
+    entry = json.loads((ROOT / "benchmarks" / "reproduce" / "claims.json").read_text())[0]
+    (tmp_path / "claims.json").write_text(json.dumps([entry | change]))
+    with pytest.raises(ValueError, match=f"claim 'async_1' {problem}"):
+        claims.read(tmp_path / "claims.json")
+
+
+def test_a_version_that_does_not_move_has_moved_by_nothing(quick: Path) -> None:
+    columns = seed_of(quick)
+    assert all(value is None or 0 <= value < 1 for value in columns["moved_kl"])
+    assert max(value or 0.0 for value in columns["moved_ratio"]) > 0

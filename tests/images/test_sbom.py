@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.installed import BEFORE, NAME
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "images" / "sbom.py"
 
@@ -62,7 +64,7 @@ def test_the_shipped_minio_is_among_its_own_modules(dpkg: Path) -> None:
 def test_an_images_own_python_is_listed_with_this_projects_version() -> None:
     bill = printed("operator")
     assert any(purl.startswith("pkg:pypi/pydantic@") for purl in purls(bill))
-    assert any(purl.startswith("pkg:pypi/shoal@") for purl in purls(bill))
+    assert any(purl.startswith((f"pkg:pypi/{NAME}@", f"pkg:pypi/{BEFORE}@")) for purl in purls(bill))
     assert bill == printed("operator")
 
 

@@ -1,7 +1,7 @@
 """A real vLLM engine that does a list of commands: `engine_process.py FOLDER` reads commands.json there and writes
 results.json.
 
-Started by `tiny_policy.run_engine`. Commands: start (folder, settings), generate (requests, stop_after decoding steps),
+Started by `tiny_policy.run_engine`. Commands: start (folder, settings), generate (requests, stop_after decoding steps), join (requests),
 continue (folder of the tokenizer: the continuations of what was generated last, as `tiny_policy.PUBLIC_VINE` has them),
 swap (folder), preemptions (how many there were), version (found).
 """
@@ -67,6 +67,21 @@ def generate(engine: Engine, command: dict[str, Any]) -> Any:
         return str(stopped)
 
 
+def join(engine: Engine, command: dict[str, Any]) -> list[dict[str, Any]]:
+    """Completions of requests that join one by one, a step after the other, between some that are aborted."""
+    requests = [tiny_policy.request_of(request) for request in command["requests"]]
+    made: dict[str, Completion] = {}
+    names = []
+    for request in requests:
+        aborted = engine.start(request)
+        names.append(engine.start(request))
+        made |= dict(engine.step())
+        engine.abort([aborted])
+    while engine.running or len(made) < len(names):
+        made |= dict(engine.step())
+    return [completion_json(made[name]) for name in names]
+
+
 def main(folder: Path) -> None:
     count_preemptions()
     results: list[Any] = []
@@ -80,6 +95,8 @@ def main(folder: Path) -> None:
                 results.append(None)
             case "generate":
                 results.append(generate(engine, command))
+            case "join":
+                results.append(join(engine, command))
             case "continue":
                 tokenizer = AutoTokenizer.from_pretrained(command["folder"])
                 completions = [Completion(**(one | {"proofs": base64.b64decode(one["proofs"])})) for one in results[-1]]

@@ -3,6 +3,7 @@
 import json
 import socketserver
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 from shoal.contracts.problems import TYPE_PREFIX, ProblemDocument
 from shoal.contracts.protocol import Lease, LocalReturn, LocalSubmission, StepInfo, SubmissionReceipt
 from shoal.contracts.run import AgentState
-from shoal.contracts.tasks import Task, write_tasks
+from shoal.contracts.task_table import write_tasks
+from shoal.contracts.tasks import Task
 
 
 @dataclass
@@ -22,8 +24,14 @@ class Agent:
     tasks: list[Task]
     step: StepInfo | None = None
     leases: int = 0
+    most_leases: int = 2
+    """That a worker may have at a time."""
+    named: list[list[str] | None] = field(default_factory=list)
+    """Leases that the worker worked on as it asked for each one."""
+    refuse_files: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
     files: list[tuple[LocalSubmission, bytes]] = field(default_factory=list)
+    refused_files: list[str] = field(default_factory=list)
     returned: list[str | None] = field(default_factory=list)
     refuse_leases: bool = False
     refuse_steps: str = ""
@@ -51,15 +59,18 @@ class SocketAgent:
 
             def do_GET(self) -> None:
                 answers: dict[str, Any] = {"/v1/state": agent.state, "/v1/step": agent.step}
-                if self.path == "/v1/tasks":
+                path = self.path.partition("?")[0]
+                if path == "/v1/tasks":
                     self._answer(200, write_tasks(agent.tasks))
-                elif self.path == "/v1/step" and agent.refuse_steps:
+                elif path == "/v1/step" and agent.refuse_steps:
                     problem = ProblemDocument(type=TYPE_PREFIX + agent.refuse_steps, title="Wait", detail="ask again")
                     self._answer(409, problem.model_dump_json().encode())
-                elif answers[self.path] is None:
+                elif answers[path] is None:
                     self._answer(204, b"")
+                elif path == "/v1/step" and "together=" in self.path:
+                    self._answer(200, answers[path].model_copy(update={"leases": agent.most_leases}).to_json())
                 else:
-                    self._answer(200, answers[self.path].to_json())
+                    self._answer(200, answers[path].to_json())
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -71,14 +82,19 @@ class SocketAgent:
                     self._answer(409, b'{"title": "Enough work is in progress", "detail": "ask again"}')
                 elif self.path == "/v1/leases":
                     asked = json.loads(body)
+                    agent.named.append(asked.pop("held", None))
                     number, agent.leases = agent.leases, agent.leases + 1
-                    lease = Lease(lease=f"{number:032x}", **asked, submission=number, expires_unix=0.0)
+                    lease = Lease(lease=f"{number:032x}", **asked, submission=number, expires_unix=time.time() + 600)
                     self._answer(200, lease.to_json())
                 elif self.path == "/v1/returns":
                     agent.returned.append(LocalReturn.from_json(body).lease)
                     self._answer(204, b"")
                 else:
                     handed = LocalSubmission.from_json(body)
+                    if agent.refuse_files:
+                        agent.refused_files.append(handed.lease)
+                        self._answer(409, b'{"title": "The step was sealed", "detail": "ask again"}')
+                        return
                     data = (home / "tmp" / handed.file).read_bytes()
                     agent.files.append((handed, data))
                     receipt = SubmissionReceipt(lease=handed.lease, sha256="ab" * 32, status="queued")

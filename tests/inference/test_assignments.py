@@ -14,7 +14,7 @@ from shoal.inference.assignments import WrongEnvironmentError, benchmarks_here, 
 from shoal.validation.setup import WrongSetupError, _pinned
 
 NAME = "lm-eval:gsm8k"
-EXTRA = r"needs lm-eval-of-nobody, which is not installed: install the extra `lm-eval` of shoal"
+EXTRA = r"needs lm-eval-of-nobody, which is not installed: install the extra `lm-eval` of shoal-rl"
 
 
 def terms(name: str, environment: str, environment_digest: str) -> BenchmarkTerms:

@@ -1,17 +1,11 @@
 """When a lease under generation is finished and when it is handed back."""
 
-import threading
-import time
-from collections.abc import Callable
-
 import pytest
 import tiny_policy
 
-from shoal.contracts.protocol import LEAVE_SECONDS, StepInfo
-from shoal.inference.commitment import POLL_SECONDS, Commitment, is_sealed, longest_left
-from shoal.inference.completions import Request
-
-Deadline = Callable[..., object]
+from shoal.contracts.protocol import StepInfo
+from shoal.inference.commitment import comes_too_late, is_sealed, longest_left
+from shoal.inference.lengths import KnownLengths, RowKind
 
 
 def info(step: int, first_unsealed: int | None, latest: int = 4) -> StepInfo:
@@ -38,78 +32,67 @@ def test_a_lease_is_lost_when_its_step_is_sealed_and_not_before(shown: StepInfo 
     assert is_sealed(tiny_policy.WORK, shown) is sealed
 
 
-def requests(*lengths: int) -> list[Request]:
-    return [Request((5,), 0, 1.0, length) for length in lengths]
-
-
 def test_the_steps_left_are_bounded_by_waves_of_the_longest() -> None:
-    assert longest_left(requests(10, 40, 20), 3, 0) == 40
-    assert longest_left(requests(10, 40, 20), 3, 25) == 15
-    assert longest_left(requests(10, 40, 20), 2, 25) == 55
-    assert longest_left(requests(10), 8, 11) == 0
+    assert longest_left([10, 40, 20], 3) == 40
+    assert longest_left([10, 40, 20], 2) == 80
+    assert longest_left([10], 8) == 10
+    assert longest_left([], 8) == 0
 
 
-def commitment(made: list[Request], shown: StepInfo | None, stop: threading.Event) -> Commitment:
-    return Commitment(tiny_policy.WORK, tiny_policy.LEASE, [made], 8, lambda: shown, stop)
+SUMS: RowKind = ("sums", None)
+LONG: RowKind = ("sums", 4000)
 
 
-def test_a_round_begins_when_the_one_before_has_ended_whatever_the_engine_has_room_for() -> None:
-    stop = threading.Event()
-    with Commitment(
-        tiny_policy.WORK, tiny_policy.LEASE, [requests(40), requests(*[30] * 6)], 8, lambda: None, stop
-    ) as lease:
-        assert lease._longest_left() == 70
-        for _ in range(10):
-            assert lease.over() is None
-        assert lease._longest_left() == 60
-        lease.begin_next_round(requests(*[20] * 6))
-        assert lease._longest_left() == 20, "what the first round did not take is not counted for the second"
-        assert lease.over() is None
-        assert lease._longest_left() == 19
+def seen(*lengths: int, kind: RowKind = SUMS) -> KnownLengths:
+    found = KnownLengths()
+    for length in lengths:
+        found.add(kind, length)
+    return found
 
 
-def test_on_leaving_the_rounds_to_come_are_reckoned_with() -> None:
-    stop, rounds = threading.Event(), [requests(1), requests(*[1_000_000] * 4)]
-    with Commitment(tiny_policy.WORK, tiny_policy.LEASE, rounds, 8, lambda: None, stop) as lease:
-        assert lease.over() is None
-        time.sleep(0.1)  # of one step, which was all of the first round
-        stop.set()
-        assert lease.over() == "leaving"
+MIXED = [100] * 30 + [1000] * 10
 
 
-def test_a_sealed_step_ends_the_generation(deadline: Deadline) -> None:
-    with commitment(requests(40), info(6, 6), threading.Event()) as lease:
-        assert lease.over() is None
-        deadline("the step to be found sealed", lambda: lease.over() == "sealed", seconds=20 * POLL_SECONDS)
+def test_the_chance_of_rows_to_fit_is_that_of_lengths_seen_and_unknown_before_there_are_some() -> None:
+    lengths = seen(*MIXED)
+    assert lengths.chance([SUMS], 500) == 0.75
+    assert lengths.chance([SUMS] * 2, 500) == 0.5625
+    assert lengths.chance([SUMS] * 9, 1000) == 1.0
+    assert seen(*MIXED[:31]).chance([SUMS] * 9, 1) == 1.0
 
 
-def test_a_newer_version_alone_ends_nothing() -> None:
-    asked = threading.Event()
-
-    def ask() -> StepInfo:
-        asked.set()
-        return info(4, 4, latest=9)
-
-    with Commitment(tiny_policy.WORK, tiny_policy.LEASE, [requests(40)], 8, ask, threading.Event()) as lease:
-        assert asked.wait(20 * POLL_SECONDS)
-        assert lease.over() is None
-
-
-def test_on_leaving_what_can_be_finished_is_finished() -> None:
-    stop = threading.Event()
-    with commitment(requests(40), None, stop) as lease:
-        assert lease.over() is None
-        stop.set()
-        for _ in range(39):
-            assert lease.over() is None
+def test_rows_are_as_long_as_others_of_their_kind_and_as_all_until_enough_of_these_are_seen() -> None:
+    lengths = seen(*MIXED)
+    for _ in range(31):
+        lengths.add(LONG, 3000)
+    assert lengths.known(LONG) == sorted([*MIXED, *[3000] * 31])
+    assert lengths.expected(LONG) == 4000, "what it was asked for"
+    lengths.add(LONG, 3500)
+    assert lengths.known(LONG) == [3000] * 31 + [3500]
+    assert lengths.known(SUMS) == MIXED
+    assert lengths.expected(LONG) == (31 * 3000 + 3500) / 32
+    assert lengths.chance([SUMS, LONG], 1000) == 0.0
 
 
-def test_on_leaving_what_cannot_be_finished_is_handed_back_at_once() -> None:
-    stop = threading.Event()
-    with commitment(requests(1_000_000), None, stop) as lease:
-        assert lease.over() is None
-        time.sleep(0.1)  # of one step: a million of them take a day
-        stop.set()
-        asked = time.monotonic()
-        assert lease.over() == "leaving"
-        assert time.monotonic() - asked < LEAVE_SECONDS / 2
+def test_kinds_without_end_take_no_memory_without_end() -> None:
+    lengths = KnownLengths()
+    for number in range(10_000):
+        lengths.add(("sums", number), number)
+    assert len(lengths.known(("sums", 9_999))) == 512
+
+
+@pytest.mark.parametrize(
+    ("rows", "left", "whole", "late"),
+    [
+        (1, 300.0, 600.0, False),  # three of four are short enough
+        (3, 300.0, 600.0, True),  # 0.42
+        (3, 300.0, 400.0, False),  # a fresh lease would have no better prospects
+        (9, 600.0, 600.0, False),
+    ],
+)
+def test_a_lease_comes_too_late_where_a_fresh_one_would_not(rows: int, left: float, whole: float, late: bool) -> None:
+    assert comes_too_late([SUMS] * rows, seen(*MIXED), 0.5, left, whole) is late
+
+
+def test_before_the_first_step_nothing_is_too_late() -> None:
+    assert not comes_too_late([SUMS], seen(*[1000] * 40), 0.0, -1.0, 600.0)

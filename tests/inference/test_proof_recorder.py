@@ -1,7 +1,7 @@
 """Proofs from states recorded step by step: the same bytes as from each sequence's states in one piece, whatever came between."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -86,9 +86,36 @@ def test_aborted_sequences_are_forgotten_and_their_names_and_slots_used_again() 
     for _ in range(FIRST_SLOTS):
         recorder.add(["request-0", "request-1"], torch.ones((2, HIDDEN)))
         recorder.add(["request-1"], torch.ones((1, HIDDEN)))
-        recorder.forget()
+        recorder.forget(["request-0", "request-1", "never started"])
     decode(recorder, whole, batch=2)
     assert recorder.take(whole) == encoded(whole)
+
+
+def test_of_sequences_that_run_together_only_the_aborted_ones_are_forgotten() -> None:
+    recorder, whole = ProofRecorder(), states_of([70])["request-0"]
+    for row in whole:
+        recorder.add(["kept", "aborted"], torch.stack([row, row]))
+    recorder.forget(["aborted"])
+    recorder.finish({"kept": 70})
+    assert recorder.take_made(wait=True) == {"kept": encoded({"request-0": whole})["request-0"]}
+    with pytest.raises(LostStatesError, match="request aborted: 0 rows"):
+        recorder.finish({"aborted": 70})
+
+
+def test_proofs_are_given_once_when_they_are_made_while_other_sequences_run(deadline: Callable[..., object]) -> None:
+    recorder, whole = ProofRecorder(), states_of([40])["request-0"]
+    for row in whole:
+        recorder.add(["ended", "runs"], torch.stack([row, row]))
+    recorder.finish({"ended": 40})
+    found: dict[str, bytes] = {}
+
+    def taken() -> bool:
+        found.update(recorder.take_made(wait=False))
+        return bool(found)
+
+    deadline("the proofs", taken)
+    assert found == {"ended": encoded({"request-0": whole})["request-0"]}
+    assert recorder.take_made(wait=True) == {}
 
 
 def test_taken_proofs_are_gone() -> None:

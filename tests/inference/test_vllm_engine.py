@@ -70,6 +70,11 @@ def test_a_swapped_engine_equals_a_fresh_one(made: Scenario) -> None:
         assert swapped.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
 
 
+def test_requests_that_join_while_others_run_and_are_aborted_give_the_same_completions(made: Scenario) -> None:
+    assert_honest(made, "new", made.joined)
+    assert [completion.tokens for completion in made.joined] == [completion.tokens for completion in made.swapped]
+
+
 def test_a_swap_renews_a_head_that_shares_the_embedding(made: Scenario) -> None:
     assert_honest(made, "tied-new", made.tied_swapped)
 

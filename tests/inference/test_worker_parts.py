@@ -7,7 +7,6 @@ import pytest
 import tiny_policy
 from safetensors.torch import load_file, save_file
 
-from shoal.contracts.pools import EngineSettings
 from shoal.contracts.proof_profile import PROFILE_FILE
 from shoal.contracts.run import PublicRun
 from shoal.contracts.signed import sign
@@ -15,12 +14,10 @@ from shoal.contracts.weights import WeightsManifest
 from shoal.crypto.keys import PrivateKey
 from shoal.environments.tokens import completion_text, eos_token_ids
 from shoal.inference.assignments import WrongRuleError, require_rule
-from shoal.inference.checkpoint import BadCheckpointError, Checkpoint, check_tensor_parallel, read_checkpoint
+from shoal.inference.checkpoint import BadCheckpointError, check_tensor_parallel, read_checkpoint
 from shoal.inference.rollouts import plan_submission
-from shoal.inference.weights import VersionOnDisk, newest_policy, versions_in
-from shoal.inference.worker import Worker
+from shoal.inference.weights import newest_policy, versions_in
 from shoal.storage.checkpoint_files import MANIFEST_FILE
-from shoal.telemetry import Liveness
 
 TRAINER = PrivateKey.generate()
 
@@ -83,32 +80,6 @@ def test_the_newest_allowed_version_that_the_trainer_signed_is_used(tmp_path: Pa
     assert newest(2, 4) == 4
     assert newest(6, 99) is None
     assert newest(0, 2) is None
-
-
-def test_a_version_that_was_sealed_again_under_its_number_is_loaded(tmp_path: Path) -> None:
-    loaded: list[Checkpoint] = []
-
-    class RecordedEngine:
-        def swap(self, checkpoint: Checkpoint) -> None:
-            loaded.append(checkpoint)
-
-    folder = tmp_path / "v000001"
-    tiny_policy.make_policy(folder, 0)
-
-    def sealed(digest: str) -> VersionOnDisk:
-        manifest = WeightsManifest(
-            run="tiny", version=1, model="m", sha256=digest * 64, open_digest="0" * 64, shards=["0" * 64]
-        )
-        return VersionOnDisk(1, folder, manifest)
-
-    worker = Worker(tmp_path, Liveness(60.0), EngineSettings())
-    worker._engine, worker._policy = RecordedEngine(), sealed("a")
-    worker._swap(sealed("a"))
-    assert not loaded
-    worker._swap(sealed("b"))
-    assert len(loaded) == 1
-    worker._swap(sealed("b"))
-    assert len(loaded) == 1
 
 
 def test_a_checkpoint_says_how_it_is_served(tmp_path: Path) -> None:

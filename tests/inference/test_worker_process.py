@@ -59,8 +59,8 @@ def publish(home: Path, version: int, seed: int, signer: PrivateKey = TRAINER) -
 
 START = """
 import runpy
-import shoal.inference.commitment
-shoal.inference.commitment.POLL_SECONDS = 0.02  # a fast machine generates a lease of the tiny policy in less than a second
+import shoal.inference.lease_desk
+shoal.inference.lease_desk.POLL_SECONDS = 0.02  # a fast machine generates a lease of the tiny policy in less than a second
 runpy.run_module("shoal.inference", run_name="__main__", alter_sys=True)
 """
 
@@ -275,7 +275,8 @@ def test_when_an_admin_asks_for_a_restart_it_ends_as_on_sigterm_and_its_successo
     agent.state = agent.state.model_copy(update={"restarts": 8})
     assert worker.process.wait(timeout=60) == 0
     ended = len(agent.files) + sum(name is not None for name in agent.returned)
-    assert agent.leases - ended in (0, 1), "but for the lease that the kill took, each is in a file or given back"
+    taken = agent.leases - ended
+    assert 0 <= taken <= agent.most_leases, "but for the leases that the kill took, each is in a file or given back"
     before, returned = len(agent.files), agent.returned.count(None)
     worker.start()
     deadline("a file of the next process", lambda: len(agent.files) > before, seconds=150)
@@ -292,9 +293,9 @@ def test_on_sigterm_it_finishes_what_it_can_and_leaves_cleanly(
     worker.process.send_signal(signal.SIGTERM)
     assert worker.process.wait(timeout=30) == 0
     assert len(agent.files) >= before
-    # Each lease ended in a file or was given back, but for the one that the kill took: the pod gave that back.
+    # Each lease ended in a file or was given back, but for those that the kill took: the pod gave these back.
     ended = len(agent.files) + sum(name is not None for name in agent.returned)
-    assert agent.leases - ended in (0, 1)
+    assert 0 <= agent.leases - ended <= agent.most_leases
     assert list((worker.home / "tmp").iterdir()) == []
     worker.log.seek(0)
     # vLLM's lines too, and those of what it loads, but for what PyTorch's C++ writes past Python.

@@ -201,6 +201,7 @@ class Scenario:
             {"do": "swap", "folder": folders["tied"]},
             {"do": "swap", "folder": folders["new"]},
             generate,
+            generate | {"do": "join"},
         ]
         self._main = run_engine(swapped)
         self._commands = generate
@@ -210,6 +211,11 @@ class Scenario:
     def old(self) -> list[Completion]:
         """What the old policy's engine made."""
         return self._main.results[1]
+
+    @property
+    def joined(self) -> list[Completion]:
+        """What the new policy's engine made of requests that joined one by one."""
+        return self._main.results[8]
 
     @property
     def stopped(self) -> str:

@@ -38,11 +38,9 @@ def _disk(free: str, folder: str = "www") -> Series:
     return {f"shoal_disk_free_bytes{name}": free, f"shoal_disk_size_bytes{name}": "1000x180"}
 
 
-def _idle(busy: str) -> Series:
-    return {
-        f'shoal_busy_seconds_total{{{WORKER},phase="generate"}}': busy,
-        f"shoal_worker_policy_version{{{WORKER}}}": "3x120",
-    }
+def _slots(rows: str, empty: str) -> Series:
+    name = f"shoal_worker_slot_seconds_total{{{WORKER},use="
+    return {f'{name}"row"}}': rows, f'{name}"no-lease"}}': empty}
 
 
 def _newest(versions: Series, complete: str) -> Series:
@@ -55,6 +53,7 @@ ENTRIES = f"shoal_ledger_entries{{{ORCHESTRATOR}}}"
 ALIVE = f"up{{{TRAINER}}}"
 PENDING_AFTER = f'shoal_files{{{REPLACED},outcome="pending"}}'
 PENDING = f'shoal_files{{{ORCHESTRATOR},outcome="pending"}}'
+STALLED = f'shoal_run_stalled{{{RUN},container="operator",'
 ERRORS = f"controller_runtime_reconcile_errors_total{{{OPERATOR},controller="
 LEADS = f'leader_election_master_status{{{OPERATOR},name="shoal-operator",pod='
 
@@ -142,6 +141,17 @@ CASES: dict[str, list[Case]] = {
             _labels(RUN),
             130,
         ),
+        Case(  # the operator says so; of another cause later, and then not any more
+            {f'{STALLED}reason="NoWorker"}}': "1x20 _x100", f'{STALLED}reason="NoRelay"}}': "_x20 1x100"},
+            {f'{STALLED}reason="NoWorker"}}': "1x40 _x80"},
+            _labels(RUN),
+        ),
+        Case(  # the operator has just gone; it is there, and the run waits in a queue or has a longer deadline
+            {PROGRESS: "7x300", ALIVE: "1x300", f'{STALLED}reason=""}}': "0x170 _x130"},
+            {PROGRESS: "7x300", ALIVE: "1x300", f'{STALLED}reason=""}}': "0x190 _x5 0x105"},
+            _labels(RUN),
+            200,
+        ),
         Case(  # the orchestrator is gone; then the whole run is
             _newest({PROGRESS: "7x100 _x200", ALIVE: "1x300"}, "0x100 _x200"),
             _newest({PROGRESS: "7x160 _x140", ALIVE: "1x160 _x140"}, "0x160 _x140"),
@@ -156,7 +166,7 @@ CASES: dict[str, list[Case]] = {
             _labels(RUN),
         )
     ],
-    "ShoalWorkersIdle": [Case(_idle("0+6x120"), _idle("0+54x120"), _labels(RUN), 90)],
+    "ShoalWorkersIdle": [Case(_slots("0+6x120", "0+54x120"), _slots("0+54x120", "0+6x120"), _labels(RUN), 90)],
     "ShoalRejectRateJump": [
         Case(
             _verdicts("0+10x600", "0x480 0+4x120"), _verdicts("0+10x600", "0+1x600"), _labels(RUN), 510

@@ -1,7 +1,7 @@
 """A `Cluster` whose pods are played by the test: objects are stored as on one machine, workloads become ready when the test says so."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import Addresses
 from shoal_operator.children import names
-from shoal_operator.engine.cluster import ClusterError, Object
+from shoal_operator.engine.cluster import ClusterError, Object, Result
 from shoal_operator.local.objects import Objects
 from shoal_operator.reconcile import reconcile_all
 
@@ -19,14 +19,28 @@ def _without_null(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return dict(fields)
 
 
+class ClusterObjects(Objects):
+    """What a cluster with Kueue stores."""
+
+    kinds = Objects.kinds | {"Workload", "LocalQueue", "ClusterQueue", "ResourceFlavor"}
+
+    def _save(self) -> None:
+        """Nothing is kept: a file of everything at each write is most of a test's time."""
+
+    def all(self) -> list[Object]:
+        """Everything, in the order of creation."""
+        return list(self._objects.values())
+
+
 class MemoryCluster:
     """`settle` reconciles until nothing changes; `writes` counts what was applied."""
 
     namespace = "default"
     enforces_volumes = True
+    has_images = True
 
     def __init__(self, folder: Path) -> None:
-        self.objects = Objects(folder / "objects.json")
+        self.objects = ClusterObjects(folder / "objects.json")
         self.progress: RunProgress | None = None
         self.pods: dict[str, Object] = {}
         self.asked: list[str] = []
@@ -35,42 +49,78 @@ class MemoryCluster:
         """What is said to applies of objects, by `<kind>/<name>`."""
         self.refuses_pods: dict[str, str] = {}
         """What the controller of a workload is told when it makes pods, by the workload's name."""
+        self.classes: dict[str, Object] | None = None
+        """StorageClasses by name; None: not to be known."""
+        self.lacks: set[str] = set()
+        """Kinds that are not served."""
         self.status_writes = 0
         self.time = datetime(2026, 11, 21, tzinfo=UTC)
+        self._reads: dict[Hashable, tuple[Callable[[], Any], Any]] | None = None
+        """Of work that may be kept; None for none, and once it did more than read."""
+        self._kept: dict[Hashable, tuple[Sequence[tuple[Callable[[], Any], Any]], Any]] = {}
+
+    def serves(self, kind: str) -> bool:
+        self._not_kept()
+        return kind not in self.lacks
+
+    def at_site(self, child: Object) -> Object:
+        return child
 
     def get(self, kind: str, name: str) -> Object | None:
-        return self.objects.get(kind, name)
+        found: Object | None = self._read((kind, name), lambda: self.objects.get(kind, name))
+        return found
 
     def read_foreign(self, kind: str, name: str) -> Object | None:
+        self._not_kept()
         return self.objects.get(kind, name)
 
+    def storage_classes(self) -> Mapping[str, Object] | None:
+        self._not_kept()
+        return self.classes
+
     def pods_refused(self, workload: Object) -> str:
+        self._not_kept()
         return self.refuses_pods.get(workload["metadata"]["name"], "")
 
-    def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
+    def _find(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         if kind == "Pod":
             return [pod for _, pod in sorted(self.pods.items()) if labels.items() <= pod["metadata"]["labels"].items()]
         return self.objects.find(kind, labels)
 
+    def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
+        found: list[Object] = self._read((kind, *sorted(labels.items())), lambda: self._find(kind, labels))
+        return found
+
     def apply(self, wanted: Object) -> Object:
+        self._not_kept()
         self.writes.append(f"{wanted['kind']}/{wanted['metadata']['name']}")
         if (refusal := self.refuses.get(self.writes[-1])) is not None:
             raise refusal
         return self.objects.apply(wanted)
 
     def adopt(self, child: Object) -> None:
+        self._not_kept()
         self.objects.adopt(child)
 
     def delete(self, kind: str, name: str, *, orphan: bool = False) -> None:
+        self._not_kept()
         if orphan:
             self.objects.remove(kind, name)
         else:
             self.objects.mark_deleted(kind, name, self.time.isoformat())
 
     def apply_status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
+        self._not_kept()
         self.status_writes += 1
         json.loads(json.dumps(dict(status)), object_pairs_hook=_without_null)  # an API server refuses null, too
         self.objects.set_status(kind, name, status)
+
+    def merge_status(self, live: Object, status: Mapping[str, Any]) -> None:
+        self._not_kept()
+        self.status_writes += 1
+        kind, name = live["kind"], live["metadata"]["name"]
+        merged = {**(self.objects.get(kind, name) or {}).get("status", {}), **status}
+        self.objects.set_status(kind, name, {key: value for key, value in merged.items() if value is not None})
 
     def addresses(
         self, run: str, relays: int, relay_server: str | None = None, runners: int = 0, *, islands: bool = False
@@ -78,12 +128,39 @@ class MemoryCluster:
         return names.cluster_addresses(run, self.namespace, relays, relay_server, runners, islands=islands)
 
     def run_progress(self, orchestrator_url: str) -> RunProgress | None:
+        self._not_kept()
         self.asked.append(orchestrator_url)
         return self.progress
 
     def now(self) -> datetime:
+        self._not_kept()
         self.time += timedelta(seconds=1)
         return self.time
+
+    def unchanged(self, what: str, inputs: Hashable, do: Callable[[], Result]) -> Result:
+        """Does the work each time, and checks what an operator rests on that does not: inputs and reads as before give what was given before, and
+        nothing is written."""
+        at, self._reads = (what, inputs), {}
+        if any(read() != found for read, found in self._kept.get(at, ((), None))[0]):
+            del self._kept[at]
+        try:
+            made = do()
+        finally:
+            reads, self._reads = self._reads, None
+        if at in self._kept:
+            assert reads is not None, f"{what} wrote or asked something, though nothing that it rests on had changed"
+            assert made == self._kept[at][1], f"{what} rests on more than its inputs and reads"
+        elif reads is not None:
+            self._kept[at] = list(reads.values()), made
+        return made
+
+    def _read(self, what: Hashable, read: Callable[[], Any]) -> Any:
+        if self._reads is not None:
+            self._reads.setdefault(what, (read, read()))
+        return read()
+
+    def _not_kept(self) -> None:
+        self._reads = None
 
     # What the test plays.
 
@@ -105,6 +182,7 @@ class MemoryCluster:
                 status = {
                     "replicas": count,
                     "readyReplicas": count,
+                    "updatedReplicas": count,
                     "observedGeneration": found["metadata"]["generation"],
                 }
                 self.objects.set_status(kind, found["metadata"]["name"], status)

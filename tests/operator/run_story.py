@@ -54,6 +54,17 @@ def record_complete(cluster: MemoryCluster, name: str, version: int = 4) -> None
     cluster.objects.apply(owned(config, live, cluster.namespace))
 
 
+def neighbour(cluster: MemoryCluster, name: str, *conditions: str, **changes: Any) -> None:
+    """Another run of the namespace, in which these conditions are True."""
+    spec = MANIFEST["spec"] | changes
+    run = TrainingRun.model_validate({**MANIFEST, "metadata": {"name": name}, "spec": spec})
+    cluster.objects.apply(run.model_dump(mode="json", by_alias=True, exclude_none=True))
+    said = [{"type": each, "status": "True", "reason": "R", "message": ""} for each in conditions]
+    cluster.objects.set_status("TrainingRun", name, {"conditions": said})
+    if "Complete" in conditions:
+        record_complete(cluster, name)
+
+
 def status(cluster: MemoryCluster) -> dict[str, Any]:
     found = cluster.get("TrainingRun", "sums")
     assert found is not None

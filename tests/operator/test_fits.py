@@ -11,7 +11,7 @@ from shoal.contracts.protocol import RunProgress
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.manifest import load_manifest
 from shoal_operator.local.cluster import LocalCluster
-from shoal_operator.plan_facts import misfits, named_parameters
+from shoal_operator.plan_facts import misfits, named_parameters, run_facts
 from shoal_operator.reconcile import reconcile
 
 HUB = {"huggingFace": "Qwen/Qwen3-8B", "revision": "main"}
@@ -67,6 +67,16 @@ def test_without_a_size_it_is_unknown_until_a_version_is_announced(cluster: Memo
     assert "spec.inferencePools[0].weightsSize" in said(cluster, "Ready")["message"]
 
 
+def test_claims_for_temporary_files_are_planned_with_their_size() -> None:
+    asked = run_of(
+        trainer={"temporaryVolume": {"size": "70Gi"}}, validator={"temporaryVolume": {"storageClassName": "fast"}}
+    )
+    for run, wanted in ((asked, (70 << 30, 20 << 30)), (run_of(), (None, None))):
+        facts = run_facts(run)
+        assert facts is not None
+        assert (facts.trainer_temporary, facts.validator_temporary) == wanted
+
+
 def test_an_announced_size_counts_more_than_a_name() -> None:
     small = run_of(inferencePools=[{"name": "pool", "weightsSize": "40Gi"}])
     assert misfits(small, None) != ()
@@ -112,6 +122,16 @@ def test_gpus_that_the_manifest_names_are_compared_with_the_weights() -> None:
     )
     unnamed = [{**pools[0], "gpu": {"count": 1}}]
     assert misfits(run_of(model=model, inferencePools=unnamed, **larger), None) == ()
+
+
+def test_a_reward_model_is_a_fact_of_a_run_with_prime() -> None:
+    facts = run_facts(run_of(recipe={"algorithm": {"prime": {}}}))
+    assert facts is not None
+    assert facts.reward_model
+    assert facts.reference
+    plain = run_facts(run_of())
+    assert plain is not None
+    assert not plain.reward_model
 
 
 def test_relays_that_others_made_are_theirs_to_size() -> None:

@@ -242,13 +242,22 @@ def test_a_run_that_has_begun_gets_no_new_identity(cluster: MemoryCluster, statu
     assert (status(cluster)["runPublicKey"], templates(cluster)) == (first, pods)
 
 
-def test_another_runs_roster_stops_the_run_and_not_its_pods(cluster: MemoryCluster) -> None:
+@pytest.mark.parametrize("later", [False, True])
+def test_another_runs_roster_stops_the_run_and_not_its_pods(cluster: MemoryCluster, later: bool) -> None:
     running(cluster)
+    if later:  # the configuration is of a later release, and the status was lost
+        for name, entry in (("sums-config", "run.json"), ("sums-join", "node.json")):
+            found = cluster.get("ConfigMap", name)
+            assert found is not None
+            found["data"][entry] = found["data"][entry].replace("{", '{"of_a_later_release":1,', 1)
+            cluster.objects.apply(found)
     own, pods, first = cluster.get("Secret", "sums-roster"), templates(cluster), status(cluster)["runPublicKey"]
     assert own is not None
     other = sign(roster_of(cluster).document, PrivateKey.generate())
     data = {"roster.json": base64.b64encode(other.to_json()).decode()}
     cluster.objects.apply({**own, "data": data})
+    if later:
+        cluster.objects.set_status("TrainingRun", "sums", {})
     with pytest.raises(ClusterError, match=r"have run key .*, but the run began with .*: restore both"):
         reconcile(cluster, "TrainingRun", "sums")
     assert templates(cluster) == pods

@@ -75,6 +75,12 @@ def test_a_run_that_stops_for_bad_data_has_a_filter_that_does() -> None:
     assert wanted["spec"]["failurePolicy"] == policy
 
 
+def test_the_filter_is_given_as_long_without_progress_as_the_run() -> None:
+    wanted = filter_training_run(run(progressDeadlineSeconds=7200), References(), suspend=False)
+    assert wanted is not None
+    assert wanted["spec"]["progressDeadlineSeconds"] == 7200
+
+
 def test_the_filter_of_a_run_with_prime_has_no_reward_model() -> None:
     recipe = Recipe(algorithm=Algorithm(prime=Prime(max_accuracy=0.5)), prompts_per_step=8, optimizer_steps=2)
     given = run(recipe=recipe)

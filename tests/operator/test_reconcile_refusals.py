@@ -6,8 +6,9 @@ import pytest
 from memory_cluster import MemoryCluster
 from run_story import at_version, prepared, put, running, said, status
 
+from shoal_operator.children.site import Site, at_site
 from shoal_operator.engine.api_server import ApiError
-from shoal_operator.engine.cluster import ClusterError
+from shoal_operator.engine.cluster import ClusterError, Object
 from shoal_operator.reconcile import reconcile
 
 QUOTA = "patch StatefulSet default/sums-redis: 403 Forbidden: exceeded quota: pods"
@@ -81,8 +82,8 @@ def test_volumes_that_cannot_grow_do_not_stop_the_run(cluster: MemoryCluster) ->
     cluster.writes.clear()
     reconcile(cluster, "TrainingRun", "sums")
     assert status(cluster)["policyVersion"] == 2
-    assert said(cluster, "Progressing")["reason"] == "ClaimsNotGrown"
-    assert said(cluster, "Progressing")["message"].startswith(
+    assert said(cluster, "VolumesReady")["reason"] == "ClaimsNotGrown"
+    assert said(cluster, "VolumesReady")["message"].startswith(
         "claim sums-outbox cannot grow: 403 Forbidden: only dynamically"
     )
 
@@ -96,3 +97,36 @@ def test_an_object_of_newer_crds_is_told_how_to_fix_it(cluster: MemoryCluster) -
         cluster
     )
     assert "spec.warpFactor" in said(cluster, "Ready")["message"]
+
+
+def test_an_error_that_nobody_foresaw_is_told_without_its_text(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running(cluster)
+    with monkeypatch.context() as patch:
+
+        def odd(child: Object) -> Object:
+            raise KeyError("what-was-read")
+
+        patch.setattr(cluster, "at_site", odd)
+        with pytest.raises(KeyError):
+            reconcile(cluster, "TrainingRun", "sums")
+    found = said(cluster, "Ready")
+    assert (found["status"], found["reason"]) == ("False", "ReconcileFailed")
+    assert found["message"] == "unexpected KeyError: the operator's log says where"
+    cluster.settle()
+    assert said(cluster, "Ready")["status"] == "True"
+
+
+def test_a_trainer_that_its_cluster_no_longer_allows_stays_until_it_is_suspended(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = {"podTemplate": {"hostNetwork": True}}
+    put(cluster, trainer=trainer)
+    running(cluster)
+    monkeypatch.setattr(cluster, "at_site", lambda child: at_site(child, Site()))
+    assert "podTemplate.hostNetwork is not allowed" in fails(cluster)
+    assert (said(cluster, "Ready")["reason"], cluster.objects.deleting()) == ("NotAllowedHere", [])
+    put(cluster, trainer=trainer, suspend=True)
+    cluster.settle()
+    assert [each["metadata"]["name"] for each in cluster.objects.deleting()] == ["sums-trainer-1"]

@@ -28,7 +28,7 @@ def test_until_prepare_has_succeeded_there_is_nothing_but_prepare(cluster: Memor
     assert cluster.names("Job") == ["sums-prepare"]
     assert replicas(cluster) == {}
     assert status(cluster)["phase"] == "Preparing"
-    assert holds(cluster) == {"Progressing"}
+    assert holds(cluster) == {"Progressing", "VolumesReady"}
 
 
 def test_every_part_is_made_after_prepare(cluster: MemoryCluster) -> None:
@@ -64,6 +64,9 @@ def test_every_child_is_owned_by_its_own_kind(cluster: MemoryCluster) -> None:
         "ConfigMap/sums-pool-node": "InferencePool",
         "Service/sums-pool": "InferencePool",
         "StatefulSet/sums-pool": "InferencePool",
+        "Secret/sums-relay-release": "RelayServer",
+        "Secret/sums-validator-release": "Validator",
+        "Secret/sums-pool-release": "InferencePool",
     }
 
 
@@ -71,7 +74,7 @@ def test_prepare_that_fails_for_good_fails_the_run_and_says_why(cluster: MemoryC
     cluster.settle()
     cluster.job_ends("sums-prepare", "Failed", "unknown environment 'arithmetic'")
     cluster.settle()
-    assert holds(cluster) == {"Failed"}
+    assert holds(cluster) == {"Failed", "VolumesReady"}
     assert said(cluster, "Failed")["message"] == (
         "Job sums-prepare: unknown environment 'arithmetic'; read its log, and delete the Job to try again"
     )

@@ -1,22 +1,28 @@
-"""A newer release of the operator takes a run over under way: whose images are said in its spec stays as it is, others get the release's."""
+"""Another release of the operator takes a run over under way: nothing of the run changes until `spec.release` asks for it, then part by part."""
 
+import base64
 import copy
 import json
 import re
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from memory_cluster import MemoryCluster
-from run_story import at_version, holds, put, running, status
+from run_story import at_version, holds, put, running, said, status
 from tools.docs.ports import everything
 
 from servers import ROOT
-from shoal_operator.children import names
+from shoal_operator.children import names, pods
+from shoal_operator.children.pods import Container
+from shoal_operator.children.releases import Builder
+from shoal_operator.reconcile import releases, training_run
 
 POD_KINDS = ("Deployment", "StatefulSet", "Job")
 OF_THIS_RELEASE = dict(names.IMAGES)
-OF_THE_NEXT = {role: image.replace(names.SOFTWARE_VERSION, "9.9.9") for role, image in names.IMAGES.items()}
+NEXT = "9.9.9"
+OF_THE_NEXT = {role: image.replace(names.SOFTWARE_VERSION, NEXT) for role, image in names.IMAGES.items()}
 PARTS = {"ui": {}, "validator": {}, "relayServer": {"replicas": 2}, "inferencePools": [{"name": "pool"}]}
 
 
@@ -38,9 +44,19 @@ def live_pods(cluster: MemoryCluster) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture
-def upgrade(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Call it: from then on the operator is of the next release."""
-    return lambda: monkeypatch.setattr(names, "IMAGES", OF_THE_NEXT)
+def upgrade(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Call it: from then on the operator is of that release. Release 9.9.9 makes pods with other images, one more variable and more grace."""
+    first = (names.SOFTWARE_VERSION, pods.environment)
+
+    def become(release: str = NEXT) -> None:
+        releases._read.cache_clear()
+        monkeypatch.setattr(names, "SOFTWARE_VERSION", release)
+        monkeypatch.setattr(names, "IMAGES", OF_THE_NEXT if release == NEXT else OF_THIS_RELEASE)
+        more = [{"name": "SHOAL_NEW", "value": "1"}] if release == NEXT else []
+        monkeypatch.setattr(pods, "environment", lambda role, gpu: [*more, *first[1](role, gpu)])
+
+    yield become
+    releases._read.cache_clear()
 
 
 def test_every_container_of_a_run_names_an_image_of_the_release() -> None:
@@ -48,11 +64,11 @@ def test_every_container_of_a_run_names_an_image_of_the_release() -> None:
     for made in everything():
         if made["kind"] in POD_KINDS:
             named |= images_in(made)
-    assert named == set(OF_THIS_RELEASE.values())
+    assert {image.removesuffix(names.ON_GPUS) for image in named} == set(OF_THIS_RELEASE.values())
 
 
 def test_a_run_that_pins_its_images_is_not_touched_by_another_release(
-    cluster: MemoryCluster, upgrade: Callable[[], None]
+    cluster: MemoryCluster, upgrade: Callable[..., None]
 ) -> None:
     put(cluster, images=OF_THIS_RELEASE, **PARTS)
     running(cluster, version=2)
@@ -65,12 +81,12 @@ def test_a_run_that_pins_its_images_is_not_touched_by_another_release(
     assert live_pods(cluster) == before
 
 
-def test_the_documented_patch_pins_the_images_of_this_release() -> None:
-    [pinned] = re.findall(r'"images":(\{[^}]*\})', (ROOT / "docs" / "journeys" / "my-cluster.md").read_text())
-    assert json.loads(pinned) == OF_THIS_RELEASE
+def test_the_documented_patch_asks_for_this_release() -> None:
+    [asked] = re.findall(r'"release":"([^"]*)"', (ROOT / "docs" / "journeys" / "my-cluster.md").read_text())
+    assert asked == names.SOFTWARE_VERSION
 
 
-def test_pinning_the_running_images_changes_no_pod(cluster: MemoryCluster, upgrade: Callable[[], None]) -> None:
+def test_pinning_the_running_images_changes_no_pod(cluster: MemoryCluster, upgrade: Callable[..., None]) -> None:
     put(cluster, **PARTS)
     running(cluster, version=2)
     before = live_pods(cluster)
@@ -83,31 +99,347 @@ def test_pinning_the_running_images_changes_no_pod(cluster: MemoryCluster, upgra
     assert cluster.objects.deleting() == []
 
 
-def test_a_run_without_pinned_images_gets_the_releases_and_a_new_trainer_attempt(
-    cluster: MemoryCluster, upgrade: Callable[[], None]
+def templates(cluster: MemoryCluster) -> dict[str, Any]:
+    return {name: each["spec"]["template"] for name, each in live_pods(cluster).items()}
+
+
+def is_next(made: dict[str, Any]) -> bool:
+    return images_in(made) <= set(OF_THE_NEXT.values())
+
+
+def rolled(cluster: MemoryCluster) -> list[str]:
+    """Workloads whose pods are of the next release."""
+    return sorted(name for name, each in live_pods(cluster).items() if is_next(each))
+
+
+def test_another_release_changes_no_pod_and_says_so(cluster: MemoryCluster, upgrade: Callable[..., None]) -> None:
+    put(cluster, **PARTS)
+    running(cluster, version=2)
+    before = live_pods(cluster)
+    upgrade()
+    cluster.writes.clear()
+    cluster.settle()
+    assert (cluster.writes, cluster.objects.deleting(), live_pods(cluster)) == ([], [], before)
+    assert f":{status(cluster)['release']}" in OF_THIS_RELEASE["trainer"]
+    assert said(cluster, "UpToDate")["reason"] == "OtherRelease"
+    assert "set spec.release: 9.9.9" in said(cluster, "UpToDate")["message"]
+
+
+def test_drift_is_repaired_to_what_the_earlier_release_made(
+    cluster: MemoryCluster, upgrade: Callable[..., None]
 ) -> None:
     put(cluster, **PARTS)
     running(cluster, version=2)
-    volumes = claims(cluster)
-    assert {"sums-store", "sums-outbox"} <= set(volumes)
     before = live_pods(cluster)
     upgrade()
+    for kind, name in (("Deployment", "sums-orchestrator"), ("StatefulSet", "sums-pool")):
+        live = cluster.get(kind, name)
+        assert live is not None
+        live["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
+        cluster.objects.apply(live)
     cluster.settle()
-    # The trainer's Job cannot be changed: it is deleted, and its pods end before the next attempt begins.
+    assert templates(cluster) == {name: each["spec"]["template"] for name, each in before.items()}
+
+
+def test_an_edit_changes_only_what_it_is_about(cluster: MemoryCluster, upgrade: Callable[..., None]) -> None:
+    put(cluster, **PARTS)
+    running(cluster, version=2)
+    before = templates(cluster)
+    upgrade()
+    put(
+        cluster,
+        **PARTS | {"validator": {"replicas": 3, "resources": {"limits": {"memory": "9Gi"}}}, "runner": {"replicas": 2}},
+    )
+    cluster.settle()
+    after = templates(cluster)
+    [container] = after["Deployment/sums-validator"]["spec"]["containers"]
+    [was] = before["Deployment/sums-validator"]["spec"]["containers"]
+    assert container == was | {"resources": {"limits": {"memory": "9Gi"}}}
+    assert live_pods(cluster)["Deployment/sums-validator"]["spec"]["replicas"] == 3
+    # What the edit adds has the images of the run's release.
+    assert rolled(cluster) == []
+    assert images_in(live_pods(cluster)["StatefulSet/sums-runner"]) <= set(OF_THIS_RELEASE.values())
+    assert after["Job/sums-trainer-1"] == before["Job/sums-trainer-1"]
+
+
+def test_an_edit_that_the_new_operator_finds_is_not_lost(cluster: MemoryCluster, upgrade: Callable[..., None]) -> None:
+    put(cluster, **PARTS)
+    running(cluster, version=2)
+    put(cluster, **PARTS | {"trainer": {"podTemplate": {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}}})
+    upgrade()
+    cluster.settle()
+    cluster.pods_end()
+    cluster.settle()
+    trainer = live_pods(cluster)["Job/sums-trainer-2"]
+    [container] = trainer["spec"]["template"]["spec"]["containers"]
+    assert {"name": "NCCL_DEBUG", "value": "INFO"} in container["env"]
+    assert images_in(trainer) <= set(OF_THIS_RELEASE.values())
+    assert "SHOAL_NEW" not in str(container["env"])
+
+
+def test_suspension_and_an_attempt_that_failed_do_not_change_the_release(
+    cluster: MemoryCluster, upgrade: Callable[..., None]
+) -> None:
+    put(cluster, **PARTS)
+    running(cluster, version=2)
+    upgrade()
+    put(cluster, **PARTS, suspend=True)
+    cluster.settle()
+    cluster.pods_end()
+    put(cluster, **PARTS)
+    cluster.settle()
+    cluster.pods_start()
+    cluster.settle()
+    assert "Job/sums-trainer-2" in live_pods(cluster)
+    assert rolled(cluster) == []
+
+
+def test_a_next_attempt_of_several_pods_keeps_the_words_of_its_release(
+    cluster: MemoryCluster, upgrade: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = PARTS | {"trainer": {"replicas": 2}}
+    put(cluster, **parts)
+    running(cluster, version=2)
+    [before] = (each for name, each in live_pods(cluster).items() if name.startswith("Job/sums-trainer"))
+    upgrade()
+    as_it_is = Container.to_object
+
+    def with_a_new_word(self: Container) -> dict[str, Any]:
+        made = as_it_is(self)
+        return made | {"command": [made["command"][0], "--a-word-of-the-next", *made["command"][1:]]}
+
+    monkeypatch.setattr(Container, "to_object", with_a_new_word)
+    cluster.settle()
+    assert live_pods(cluster)["Job/sums-trainer-1"] == before
+    cluster.job_ends("sums-trainer-1", "Failed")
+    at_version(cluster, 3)
+    cluster.settle()
+    cluster.pods_end()
+    cluster.settle()
+    after = live_pods(cluster)["Job/sums-trainer-2"]
+    [old], [new] = (each["spec"]["template"]["spec"]["containers"] for each in (before, after))
+    assert new["command"] == [word.replace("sums-trainer-1", "sums-trainer-2") for word in old["command"]]
+
+
+def roll(cluster: MemoryCluster, to: str) -> list[list[str]]:
+    """Ask for a release, and let pods start; returns what was of the next one after each round until nothing changes."""
+    put(cluster, **PARTS, release=to)
+    seen: list[list[str]] = []
+    for _ in range(20):
+        cluster.settle()
+        if not seen or seen[-1] != rolled(cluster):
+            seen.append(rolled(cluster))
+        cluster.pods_start()
+    return seen
+
+
+def test_parts_are_rolled_in_order_and_the_trainer_last_after_a_version(
+    cluster: MemoryCluster, upgrade: Callable[..., None]
+) -> None:
+    put(cluster, **PARTS)
+    running(cluster, version=2)
+    volumes, before = claims(cluster), live_pods(cluster)
+    upgrade()
+    seen = roll(cluster, NEXT)
+    new = [sorted(set(after) - set(earlier)) for earlier, after in zip([[], *seen], seen, strict=False)]
+    assert [each for each in new if each] == [
+        ["StatefulSet/sums-relay"],
+        ["Deployment/sums-validator"],
+        ["Deployment/sums-ui"],
+        ["StatefulSet/sums-pool"],
+        ["Deployment/sums-discovery"],
+        ["Deployment/sums-orchestrator", "StatefulSet/sums-redis"],
+    ]
+    assert said(cluster, "UpToDate")["reason"] == "WaitsForStep"
+    assert live_pods(cluster)["Job/sums-trainer-1"]["spec"] == before["Job/sums-trainer-1"]["spec"]
+    at_version(cluster, 3)
+    cluster.settle()
     assert [each["metadata"]["name"] for each in cluster.objects.deleting()] == ["sums-trainer-1"]
-    assert "Ready" not in holds(cluster)
     cluster.pods_end()
     cluster.settle()
     cluster.pods_start()
     cluster.settle()
-    after = live_pods(cluster)
-    assert set(after) == {*before, "Job/sums-trainer-2"} - {"Job/sums-trainer-1"}
-    for name, made in after.items():
-        assert images_in(made) <= set((OF_THIS_RELEASE if name == "Job/sums-prepare" else OF_THE_NEXT).values()), name
-    assert after["Job/sums-prepare"] == before["Job/sums-prepare"], "what was prepared stays"
-    # What the next attempt goes on from: the volumes, and the version that was reached; it is no failure.
-    assert claims(cluster) == volumes
-    assert status(cluster)["trainer"] == {"attempt": 2, "startedAtVersion": 2, "failures": 0, "lastFailed": 0}
-    at_version(cluster, 3)
+    assert is_next(live_pods(cluster)["Job/sums-trainer-2"])
+    assert status(cluster)["trainer"] == {"attempt": 2, "startedAtVersion": 3, "failures": 0, "lastFailed": 0}
+    assert (status(cluster)["release"], claims(cluster)) == (NEXT, volumes)
+    assert {"UpToDate", "Ready"} <= holds(cluster)
+    assert live_pods(cluster)["Job/sums-prepare"] == before["Job/sums-prepare"], "what was prepared stays"
+    # Without a wish it stays there.
+    put(cluster, **PARTS)
     cluster.settle()
-    assert "Ready" in holds(cluster)
+    assert status(cluster)["release"] == NEXT
+
+
+def test_a_part_that_does_not_start_stops_the_roll_and_the_way_back_is_open(
+    cluster: MemoryCluster, upgrade: Callable[..., None]
+) -> None:
+    first = names.SOFTWARE_VERSION
+    put(cluster, **PARTS)
+    running(cluster, version=2)
+    before = templates(cluster)
+    upgrade()
+    put(cluster, **PARTS, release=NEXT)
+    cluster.settle()
+    assert rolled(cluster) == ["StatefulSet/sums-relay"]
+    assert said(cluster, "UpToDate")["message"].endswith("StatefulSet sums-relay is not ready")
+    roll(cluster, first)
+    assert templates(cluster) == before
+    assert (status(cluster)["release"], said(cluster, "UpToDate")["reason"]) == (first, "OtherRelease")
+
+
+def test_two_releases_that_lead_in_turn_write_nothing(cluster: MemoryCluster, upgrade: Callable[..., None]) -> None:
+    first = names.SOFTWARE_VERSION
+    put(cluster, **PARTS)
+    running(cluster, version=2)
+    before = live_pods(cluster)
+    for release in (NEXT, first, NEXT, first):
+        upgrade(release)
+        cluster.settle()
+    assert (live_pods(cluster), cluster.objects.deleting()) == (before, [])
+
+
+def test_the_earlier_operator_keeps_what_the_later_one_made(
+    cluster: MemoryCluster, upgrade: Callable[..., None]
+) -> None:
+    first = names.SOFTWARE_VERSION
+    upgrade()
+    put(cluster, **PARTS)
+    running(cluster, version=2)
+    before = live_pods(cluster)
+    upgrade(first)
+    cluster.settle()
+    assert live_pods(cluster) == before
+    assert "SHOAL_NEW" in str(before["Job/sums-trainer-1"])
+
+
+def test_a_release_of_which_nothing_is_known_is_refused(cluster: MemoryCluster, upgrade: Callable[..., None]) -> None:
+    put(cluster, **PARTS)
+    running(cluster, version=2)
+    before = live_pods(cluster)
+    put(cluster, **PARTS, release="0.1.0")
+    cluster.settle()
+    assert live_pods(cluster) == before
+    found = said(cluster, "UpToDate")
+    assert (found["status"], found["reason"]) == ("False", "UnknownRelease")
+    assert found["message"].startswith("spec.release is 0.1.0, of which nothing is known here: give 0.2.0;")
+
+
+OF_THE_ADMINS_CLOUD = {
+    "serviceAccountName": "cloud",
+    "hostNetwork": True,
+    "volumes": [{"name": "models", "csi": {"driver": "models.example"}}, {"name": "me", "downwardAPI": {"items": []}}],
+    "containers": [
+        {
+            "name": "trainer",
+            "volumeMounts": [{"name": "models", "mountPath": "/models"}, {"name": "me", "mountPath": "/me"}],
+        }
+    ],
+}
+
+
+def test_a_run_with_an_account_and_volumes_of_its_own_is_kept_too_and_an_edit_takes_them_back(
+    cluster: MemoryCluster, upgrade: Callable[..., None]
+) -> None:
+    account = {"podTemplate": {"serviceAccountName": "cloud"}}
+    parts = PARTS | {"inferencePools": [{"name": "pool", **account}], "trainer": {"podTemplate": OF_THE_ADMINS_CLOUD}}
+    put(cluster, **parts)
+    running(cluster, version=2)
+    before = live_pods(cluster)
+    assert before["Job/sums-trainer-1"]["spec"]["template"]["spec"]["serviceAccountName"] == "cloud"
+    upgrade()
+    cluster.writes.clear()
+    cluster.settle()
+    assert (cluster.writes, cluster.objects.deleting(), live_pods(cluster)) == ([], [], before)
+    put(cluster, **PARTS)
+    cluster.settle()
+    cluster.pods_end()
+    cluster.settle()
+    after = {
+        name: each for name, each in live_pods(cluster).items() if name != "Job/sums-prepare"
+    }  # that one has ended
+    assert not any(word in str(after) for word in ("'cloud'", "hostNetwork", "csi"))
+    assert rolled(cluster) == []
+
+
+def test_a_record_that_gives_more_than_a_builder_does_is_not_used(
+    cluster: MemoryCluster, upgrade: Callable[..., None]
+) -> None:
+    put(cluster, **PARTS)
+    running(cluster, version=2)
+    first, builder = names.SOFTWARE_VERSION, training_run.BUILDER
+    record = cluster.get("Secret", "sums-release")
+    assert record is not None
+    text = record["data"][first]
+
+    def read(record: str) -> Any:
+        return builder.read(first, record, "sums", "sums")
+
+    def forged(change: Callable[[dict[str, Any]], Any], kind: str = "Deployment") -> str:
+        document = json.loads(zlib.decompress(base64.b64decode(text)))
+        change(next(each for each in document["children"] if each["kind"] == kind))
+        return base64.b64encode(zlib.compress(json.dumps(document).encode())).decode()
+
+    assert read(text).release == first
+    in_pod: list[Callable[[dict[str, Any]], Any]] = [
+        lambda pod: pod.update(hostPID=True),
+        lambda pod: pod["volumes"].append({"name": "root", "hostPath": {"path": "/"}}),
+        lambda pod: pod.update(serviceAccountName="admin"),
+        lambda pod: pod.update(serviceAccount="admin"),
+        lambda pod: pod.update(nodeName="control-plane"),
+        lambda pod: pod["containers"][0]["securityContext"].update(privileged=True),
+        lambda pod: pod["containers"][0]["securityContext"].update(runAsNonRoot=False, runAsUser=0),
+        lambda pod: pod["containers"][0].update(ports=[{"containerPort": 80, "hostPort": 80}]),
+        lambda pod: pod["securityContext"].update(runAsNonRoot=False),
+        lambda pod: pod["securityContext"].update(windowsOptions={"hostProcess": True}),
+        lambda pod: pod["securityContext"].update(seccompProfile={"type": "Unconfined"}),
+        lambda pod: pod.update(hostNetwork=True),
+    ]
+    in_child: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
+        ("Deployment", lambda made: made["metadata"].update(name="billing")),
+        ("Service", lambda made: made["metadata"].update(name="summary")),
+        ("Service", lambda made: made["metadata"]["labels"].update({names.RUN_LABEL: "another"})),
+        ("Service", lambda made: made["metadata"].update(labels=None)),
+        ("Service", lambda made: made["metadata"].update(annotations={"a": {}})),
+        ("Service", lambda made: made.update(spec=7)),
+        ("Service", lambda made: made["spec"].update(ports=10**30)),
+        ("PersistentVolumeClaim", lambda made: made.update(spec={})),
+        ("Service", lambda made: made.update(kind="Secret")),
+    ]
+    wrong = [forged(lambda made, change=change: change(made["spec"]["template"]["spec"])) for change in in_pod]
+    wrong += [forged(change, kind) for kind, change in in_child]
+    wrong += ["", "AAAA", *(base64.b64encode(zlib.compress(each * 100_000_000)).decode() for each in (b"[", b" "))]
+    for each in wrong:
+        with pytest.raises(releases.NoRecord):
+            read(each)
+    upgrade()
+    record["data"][first] = wrong[11]
+    cluster.objects.apply(record)
+    cluster.settle()
+    assert "hostNetwork" not in str(live_pods(cluster))
+    assert "is not known" in said(cluster, "UpToDate")["message"]
+
+
+def test_a_record_of_many_releases_is_not_unpacked_again_and_again(
+    cluster: MemoryCluster, upgrade: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cluster, **PARTS)
+    running(cluster, version=2)
+    before = live_pods(cluster)
+    record = cluster.get("Secret", "sums-release")
+    assert record is not None
+    bomb = base64.b64encode(zlib.compress(b" " * (2 << 20), 9)).decode()
+    record["data"] |= {f"0.0.{number}": bomb for number in range(50)}
+    cluster.objects.apply(record)
+    upgrade()
+    reads: list[str] = []
+    as_it_is = Builder.read
+
+    def counted(self: Any, release: str, *rest: str) -> Any:
+        reads.append(release)
+        return as_it_is(self, release, *rest)
+
+    monkeypatch.setattr(Builder, "read", counted)
+    cluster.settle()
+    cluster.settle()
+    assert live_pods(cluster) == before
+    assert [each for each in reads if each.startswith("0.0.")] == ["0.0.0"]

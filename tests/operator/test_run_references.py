@@ -279,7 +279,7 @@ def test_the_claim_of_trackers_grows_and_its_refusal_is_told(cluster: MemoryClus
     put(cluster, trackers={"tensorboard": {}, "volumeSize": "8Gi"})
     cluster.refuses["PersistentVolumeClaim/tracks-sums-tracker-0"] = ApiError("no resizing", 403)
     reconcile(cluster, "TrainingRun", "sums")
-    assert said(cluster, "Progressing")["message"] == "claim tracks-sums-tracker-0 cannot grow: no resizing"
+    assert said(cluster, "VolumesReady")["message"] == "claim tracks-sums-tracker-0 cannot grow: no resizing"
     cluster.refuses.clear()
     cluster.settle()
     assert claim_sizes(cluster)["tracks-sums-tracker-0"] == "8Gi"

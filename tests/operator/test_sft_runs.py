@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 from memory_cluster import MemoryCluster
-from run_story import MANIFEST, holds, prepared, put, record_complete, replicas, running, said, status
+from run_story import holds, neighbour, prepared, put, replicas, running, said, status
 
 from samples import METRICS
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import RunConfig
-from shoal_operator.api import TrainingRun
 from shoal_operator.local.neighbours import Neighbours
 from shoal_operator.local.objects import Objects
 from shoal_operator.reconcile import reconcile
@@ -20,17 +19,6 @@ SFT = {"dataset": {"path": "/data/traces"}, "epochs": 3}
 
 def sft(cluster: MemoryCluster, **changes: Any) -> None:
     put(cluster, **({"mode": "SFT", "sft": SFT} | changes))
-
-
-def neighbour(cluster: MemoryCluster, name: str, *conditions: str, **changes: Any) -> None:
-    """Another run of the namespace, in which these conditions are True."""
-    spec = MANIFEST["spec"] | changes
-    run = TrainingRun.model_validate({**MANIFEST, "metadata": {"name": name}, "spec": spec})
-    cluster.objects.apply(run.model_dump(mode="json", by_alias=True, exclude_none=True))
-    said = [{"type": each, "status": "True", "reason": "R", "message": ""} for each in conditions]
-    cluster.objects.set_status("TrainingRun", name, {"conditions": said})
-    if "Complete" in conditions:
-        record_complete(cluster, name)
 
 
 def look(cluster: MemoryCluster) -> None:

@@ -107,29 +107,6 @@ def test_all_ranks_must_be_ready(cluster: MemoryCluster) -> None:
     assert "Ready" in holds(cluster)
 
 
-# Queues.
-
-
-def test_a_queue_owns_the_suspension_of_its_job(cluster: MemoryCluster) -> None:
-    put(cluster, queueName="research")
-    running(cluster)
-    job = cluster.get("Job", "sums-trainer-1")
-    assert job is not None
-    assert job["spec"]["suspend"] is True
-    cluster.objects.set_status("Job", "sums-trainer-1", {"ready": 0})
-    cluster.settle()
-    assert said(cluster, "TrainerReady") | {"lastTransitionTime": ""} == {
-        "type": "TrainerReady", "status": "False", "reason": "Queued", "observedGeneration": 2, "lastTransitionTime": "",
-        "message": "Job sums-trainer-1: waits for its queue to admit it",
-    }  # fmt: skip
-    job["spec"]["suspend"] = False  # the queue has room
-    cluster.objects.apply(job)
-    cluster.writes.clear()
-    cluster.settle()
-    assert "Job/sums-trainer-1" not in cluster.writes
-    assert cluster.names("Job") == ["sums-prepare", "sums-trainer-1"]
-
-
 # Deadline and time to live.
 
 

@@ -21,14 +21,21 @@ from shoal.contracts.node_states import (
 from shoal.contracts.protocol import Hardware, KnownNode, NodeState, Registration
 from shoal.contracts.steps import SourceGroups
 from shoal.contracts.verdicts import NEVER_ALONE, STATISTICAL, Outcome, RejectReason, RowReward, Verdict
-from shoal.contracts.work import FileShape, TrainingStep
+from shoal.contracts.work import FileShape, TrainingStep, lease_seconds
 from shoal.crypto.keys import PrivateKey
 from shoal.orchestrator.nodes.invites import wants_invite
 from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.verdicts.queue import OpinionNote
 from shoal.orchestrator.verdicts.verdicts import EVICTED, Decision, decide
-from shoal.orchestrator.work.allocation import OVERSHOOT, StepLoad, has_room, may_serve, signal_rate, step_to_serve
-from shoal.orchestrator.work.leases import lease_seconds
+from shoal.orchestrator.work.allocation import (
+    OVERSHOOT,
+    StepLoad,
+    has_room,
+    may_serve,
+    planned_groups,
+    signal_rate,
+    step_to_serve,
+)
 from shoal.orchestrator.work.step_counter import (
     AcceptedFile,
     OnlineFilter,
@@ -234,6 +241,14 @@ def test_a_step_that_is_short_of_groups_and_has_nothing_pending_always_has_room(
     load = StepLoad(0, needed_groups=needed, accepted_groups=accepted, pending_groups=0)
     assert has_room(load, rate) == (accepted < needed)
     assert OVERSHOOT > 1
+
+
+def test_a_large_step_is_planned_with_one_deviation_more_and_a_small_one_with_a_quarter() -> None:
+    assert planned_groups(8) == 10
+    assert planned_groups(4) == 5
+    assert planned_groups(256) == pytest.approx(267.3, abs=0.1)
+    assert planned_groups(256, 224) == 260, "32 groups are uncertain, not 256"
+    assert planned_groups(256, 256) == 256
 
 
 def test_nodes_serve_the_smallest_step_with_room() -> None:

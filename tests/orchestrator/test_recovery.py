@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fastapi.testclient import TestClient
 from fragile_store import FragileStore, KilledError
 
 from ledger_samples import altered, fact
@@ -24,10 +25,15 @@ from shoal.ledger.chain import BrokenChain
 from shoal.ledger.entries import LedgerEntry
 from shoal.ledger.writer import LedgerWriter
 from shoal.orchestrator import recovery
+from shoal.orchestrator.background import Background
+from shoal.orchestrator.http.service import make_app
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.verdicts import verdicts
+from shoal.orchestrator.verdicts.verdicts import expire
 from shoal.orchestrator.work.open_work import open_step
 from shoal.storage.store import open_folder
+from shoal.transport import SignedClient
+from shoal.transport.redis_access import RedisNonces, connect_async
 
 
 @pytest.fixture
@@ -81,6 +87,26 @@ def test_a_flushed_redis_is_rebuilt_and_everything_goes_on(run: Orchestrator) ->
     progress = run_progress(run.state)
     assert (progress.files_accepted, progress.files_expired, progress.files_pending) == (2, 1, 0)
     assert max(settled(ledger(run.store)).values()) == 1
+
+
+def test_a_restarted_orchestrator_answers_nothing_before_it_has_read_its_own_state(run: Orchestrator) -> None:
+    """Redis still says what the process before built; what that one held in memory is not there yet."""
+    run.announce(0)
+    late = run.join()
+    run.hand_in(late)
+    expire(run.state, run.state.queue.all()[0].record, "too late")
+    fresh = run.new_state()
+    fresh.ledger.load()
+    signed = SignedClient("http://127.0.0.1:1", run.role_keys["orchestrator"])
+    nonces = RedisNonces(connect_async(run.config.addresses.redis), fresh.prefix)
+    # Without its lifespan nothing runs in the background.
+    client = TestClient(make_app(fresh, Background(fresh, signed), nonces, run.folder))
+    early = client.get("/v1/run")
+    assert (early.status_code, early.json()["type"]) == (503, "urn:shoal:problem:state-rebuilding")
+    assert client.get("/readyz").status_code == 503
+    recovery.rebuild(fresh)
+    assert client.get("/v1/run").json()["files_expired"] == 1
+    assert client.get("/readyz").status_code == 200
 
 
 def test_redis_flushed_under_a_running_orchestrator(new_stack: Callable[..., Stack]) -> None:

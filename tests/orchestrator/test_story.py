@@ -10,7 +10,7 @@ from shoal.contracts.relay_token import decode
 from shoal.contracts.run import PublicRun
 from shoal.contracts.signed import Signed
 from shoal.contracts.steps import StepBatch
-from shoal.contracts.tasks import read_tasks
+from shoal.contracts.task_table import read_tasks
 from shoal.contracts.verdicts import Verdict
 from shoal.sampling.draw import beacon_commitment, draw_submission
 

@@ -2,10 +2,11 @@
 
 import pytest
 
-from shoal.contracts.recipe import TrainerSettings
+from shoal.contracts.recipe import TrainerSettings, state_every
 from shoal.planner.disks import ASYNC_LEVEL, KEPT_STATES, KEPT_VERSIONS, volumes
 from shoal.planner.division import divide
 from shoal.planner.memory import USABLE, engine, total, trainer_rank
+from shoal.planner.memory import state_every as planned_every
 from shoal.planner.model_shape import shape_of_parameters
 from shoal_operator.api.relay_server import RelayServerTemplate
 from shoal_operator.api.training_run import TrainingRunSpec
@@ -27,12 +28,15 @@ def test_no_more_gpus_are_given_out_than_there_are_and_each_part_fits_or_it_is_t
     assert made.trainer_gpus in (0, 1, 2, 4) or made.trainer_gpus % 8 == 0
 
 
-def test_full_training_has_twenty_bytes_a_parameter_with_the_reference_model() -> None:
+def test_full_training_has_eighteen_bytes_a_parameter_with_the_reference_model() -> None:
     shape = shape_of_parameters(8 * GB)
-    one, eight = (trainer_rank(shape, ranks, 1024, "Full") for ranks in (1, 8))
-    sharded = [[part.nbytes for part in parts if "float32" in part.cause] for parts in (one, eight)]
-    assert sum(sharded[0]) == 20 * 8 * GB
-    assert sum(sharded[1]) == 20 * GB
+    one, eight = (trainer_rank(shape, ranks, 16, "Full") for ranks in (1, 8))
+    sharded = [
+        [part.nbytes for part in parts if "float32" in part.cause or "reference" in part.cause]
+        for parts in (one, eight)
+    ]
+    assert sum(sharded[0]) == pytest.approx(18 * 8 * GB, rel=1e-6)
+    assert sum(sharded[1]) == pytest.approx(18 * GB, rel=1e-6)
 
 
 def test_adapters_need_less_than_all_weights_and_offloaded_ones_least() -> None:
@@ -73,6 +77,9 @@ def test_volumes_are_for_what_a_manifest_has_where_it_says_nothing() -> None:
     assert TrainingRunSpec.model_fields["async_level"].default == ASYNC_LEVEL
     assert RelayServerTemplate().kept_versions == KEPT_VERSIONS
     assert TrainerSettings().kept_states == KEPT_STATES
+    assert all(
+        state_every(asked, n) == planned_every(asked, n) for asked in (None, 4) for n in (1, 2 * 10**9, 2 * 10**9 + 1)
+    )
 
 
 def test_volumes_hold_what_is_kept() -> None:

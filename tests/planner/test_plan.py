@@ -35,7 +35,7 @@ POOL = PoolFacts("pool", 4, False, 1, ROUND, 200 * GIB)
 RUN = RunFacts(
     name="round", steps=100, prompts_per_step=100, group_size=10, rows_each=1, groups_per_file=10, sequence_tokens=2000,
     pack_tokens=2000, completion_tokens=1000, learning_rate=1e-6, async_level=2, filtered=False, old_share=1.0,
-    reference=True, behaviour=False, benchmarks=False, method="Full", recomputes=True, kept_states=3,
+    reference=True, behaviour=False, benchmarks=False, method="Full", recomputes=True, kept_states=3, state_every=1,
     trainer_pods=1, trainer_ranks=10, trainer_gpus=10,
     trainer_gpu=ROUND, scratch=500 * GIB, store=None, anchor_every=8, shard_bytes=1 << 24, relays=2, relay_versions=5,
     relay_disk=500 * GIB, relay_requests=200, relay_connection_bytes=None, validators=1, validator_gpus=1,
@@ -58,11 +58,18 @@ def seconds(made: Plan, name: str) -> float:
 def test_saving_sends_twelve_bytes_a_parameter_through_the_store_s_line() -> None:
     assert save_seconds(RUN, AROUND) == pytest.approx(120e9 * 8 / 10e9)
     assert save_seconds(replace(RUN, method="LoRA"), AROUND) == pytest.approx(0.01 * 96)
+    matrices = 10 * GB - 2 * 1000 * 1000  # all but embedding and head
+    assert save_seconds(replace(RUN, muon=True), AROUND) == pytest.approx((120e9 - 4 * matrices) * 8 / 10e9)
+    assert save_seconds(replace(RUN, reward_model=True), AROUND) == pytest.approx(2 * 96)
+    assert save_seconds(replace(RUN, islands=True), AROUND) == pytest.approx(20 / 12 * 96)
+    assert save_seconds(replace(RUN, state_every=None), AROUND) == pytest.approx(9.6)
 
 
-def test_a_version_is_written_cut_and_stored_one_after_the_other() -> None:
+def test_a_version_is_written_cut_and_stored_side_by_side() -> None:
     full, stored = 20e9, (20e9 + 7 * 1e9) / 8
-    assert publish_seconds(RUN, AROUND) == pytest.approx(full / 0.2e9 + full / 0.538e9 + stored * 8 / 10e9)
+    assert publish_seconds(RUN, AROUND) == pytest.approx(full / 0.2e9)
+    slow = replace(AROUND, store_mbit=100)
+    assert publish_seconds(RUN, slow) == pytest.approx(stored * 8 / 100e6)
 
 
 def test_training_costs_six_forward_passes_of_a_token() -> None:
@@ -73,15 +80,26 @@ def test_training_costs_six_forward_passes_of_a_token() -> None:
     assert train_seconds(replace(RUN, behaviour=True), around) == pytest.approx(train_seconds(RUN, around) * 7 / 6)
     few = replace(RUN, reference=False, old_share=0.0)
     assert forward_units(few, around) == 4
+    assert forward_units(replace(few, reference=True, reward_model=True), around) == 10
+    assert forward_units(replace(few, reward_model=True, method="LoRA", recomputes=False), around) == 2 + 3
     assert train_seconds(few, around) == pytest.approx(train_seconds(RUN, around) * 4 / 6)
 
 
-def test_decoding_reads_the_weights_for_each_token_of_the_longest_row_and_the_cache_of_all() -> None:
+def test_continuations_sample_half_an_answer_and_read_the_other_half() -> None:
+    """VinePPO's defaults: thirteen rows for each completion, and seven times its tokens (docs/vineppo.md)."""
+    vine = replace(RUN, rows_each=13, groups_per_file=1)
+    one, all_rows = (lease(run, AROUND, POOL, stranger=False) for run in (replace(RUN, groups_per_file=1), vine))
+    assert all_rows.upload == pytest.approx(7 * one.upload)
+    assert all_rows.prefill == pytest.approx(13 * (100 + 6 / 13 * 1000) / 100 * one.prefill)
+    assert vine.rows == RUN.rows  # continuations are not trained on
+
+
+def test_decoding_reads_the_weights_for_each_token_of_a_place_and_the_cache_of_all() -> None:
     # Every row has 1,000 tokens: the limit is the mean. A token leaves 2 x 10 x 500 bytes, and sees 600 tokens on average.
     around = replace(AROUND, spread=1e-6)
     found = lease(RUN, around, POOL, stranger=False)
     assert found.slots == 100
-    assert found.decode == pytest.approx((1000 * 20e9 + 100_000 * 600 * 10_000) / 0.6e12, rel=1e-4)
+    assert found.decode == pytest.approx((1000 / 0.9 * 20e9 + 100_000 * 600 * 10_000) / 0.6e12, rel=1e-4)
     assert found.prefill == pytest.approx(100 * 100 * 20e9 / 400e12)
     assert found.upload == pytest.approx(1_400_000 * 8 / 10e9)
 
@@ -89,7 +107,18 @@ def test_decoding_reads_the_weights_for_each_token_of_the_longest_row_and_the_ca
 def test_rows_that_do_not_fit_into_the_cache_wait_for_others() -> None:
     found = lease(RUN, replace(AROUND, spread=1e-6), replace(POOL, max_sequences=25), stranger=False)
     assert found.slots == 25
-    assert found.decode == pytest.approx((4000 * 20e9 + 100_000 * 600 * 10_000) / 0.6e12, rel=1e-4)
+    assert found.decode == pytest.approx((4000 / 0.9 * 20e9 + 100_000 * 600 * 10_000) / 0.6e12, rel=1e-4)
+
+
+def test_a_file_waits_for_its_longest_row_but_its_engine_does_not_nor_for_its_upload() -> None:
+    found = lease(RUN, replace(AROUND, spread=0.75, mean_tokens=300.0), POOL, stranger=False)
+    assert found.alone > 1.5 * found.decode
+    assert found.seconds == found.prefill + found.decode > found.upload
+    assert found.latency == found.prefill + found.alone + found.upload
+    assert found.waiting_share == 0.0
+    slow = lease(RUN, replace(AROUND, store_mbit=0.1), POOL, stranger=False)
+    assert slow.seconds == slow.upload
+    assert slow.waiting_share == pytest.approx(1 - (slow.prefill + slow.decode) / slow.upload)
 
 
 def test_a_validator_computes_a_tenth_of_the_rows_and_reads_all() -> None:
@@ -154,8 +183,8 @@ def test_a_validator_s_temporary_files_are_what_it_holds_and_one_more(run: RunFa
     assert found.needs == (held + 1) * 20 * GB
 
 
-def test_with_many_workers_the_paper_s_share_of_compute_comes_out() -> None:
-    """INTELLECT-2, section 4.2: training to inference was 1 : 4.5."""
+def test_engines_that_are_kept_full_need_less_than_the_paper_s_share_of_compute() -> None:
+    """INTELLECT-2, section 4.2: training to inference was 1 : 4.5, with one lease at a time."""
     shape = ModelShape(32_763_876_352, 5120, 64, 152_064, False, 2048, 153_600)
     h100 = gpu_named("H100")
     home = PoolFacts("home", 4, False, 4, h100, 320 * GIB)
@@ -167,7 +196,7 @@ def test_with_many_workers_the_paper_s_share_of_compute_comes_out() -> None:
     made = plan(run, around)
     [workers] = [each for each in made.counts if each.part == "workers"]
     assert workers.enough is not None
-    assert workers.enough * 4 / 32 == pytest.approx(4.5, rel=0.15)
+    assert workers.enough * 4 / 32 == pytest.approx(2.6, rel=0.2)
 
 
 # Whatever the run is like.
@@ -228,7 +257,7 @@ FAST = replace(AROUND, relay_mbit=1e6)
         ("broadcast", MANY, replace(AROUND, strangers={"strangers": 2000}), "more relays"),
         ("broadcast", MANY, replace(AROUND, strangers={"strangers": 20}, downlink_mbit=5.0), "downlinks"),
         ("broadcast", replace(FULL, relay_connection_bytes=100_000), FAST, "rateLimits.bytesPerSecond"),
-        ("upload", MANY, replace(AROUND, strangers={"strangers": 20}, uplink_mbit=0.01), "uplinks"),
+        ("upload", MANY, replace(AROUND, strangers={"strangers": 20}, uplink_mbit=0.002), "uplinks"),
         ("asynchrony", replace(RUN, async_level=0), AROUND, "raise asyncLevel"),
     ],
 )  # fmt: skip
@@ -319,6 +348,10 @@ def test_a_run_that_fits_has_no_findings() -> None:
             replace(RUN, trainer_gpu=replace(ROUND, nbytes=10 * GB)), "MemoryTooSmall",
             "spec.trainer: the trainer has 10 x 10.0 GB of round and needs 160.0 GB for weights and what is trained of them; give it 16 such",
         ),
+        (
+            replace(RUN, trainer_gpu=replace(ROUND, nbytes=20 * GB), reward_model=True), "MemoryTooSmall",
+            "spec.trainer: the trainer has 10 x 20.0 GB of round and needs 280.0 GB for weights and what is trained of them; give it 14 such",
+        ),
         (replace(RUN, shard_bytes=1 << 16), "TooManyShards", "spec.broadcast.shardBytes: 65536 makes 305,176 shards"),
     ],
 )  # fmt: skip
@@ -346,8 +379,25 @@ def test_what_may_not_work_does_not_count_as_certain() -> None:
     run = replace(RUN, pack_tokens=2_000_000)
     made = plan(run, AROUND)
     assert [each.certain for each in made.findings] == [False]
-    assert "activations of 2000000 tokens" in str(made.findings[0])
+    assert "activations of a layer, 2000000 tokens" in str(made.findings[0])
+    assert str(made.findings[0]).endswith("or set trainer.settings.offload or contextParallel")
     assert made.works
+
+
+def test_ranks_that_cannot_share_the_model_s_heads_are_found_where_its_shape_is_known() -> None:
+    run, known = replace(RUN, sharing=5), replace(AROUND, model=replace(SHAPE, heads=(12, 4)))
+    assert plan(run, AROUND).findings == plan(replace(run, sharing=4), known).findings == ()
+    [found] = plan(run, known).findings
+    assert str(found) == (
+        "spec.trainer.settings.contextParallel: 5 ranks cannot share 12 query and 4 key heads; set one of 1, 2, 4, 12"
+    )
+    assert not plan(run, known).works
+
+
+def test_a_pack_s_activations_are_divided_by_the_ranks_that_share_it() -> None:
+    long = replace(RUN, pack_tokens=2_000_000)
+    assert plan(long, AROUND).findings
+    assert plan(replace(long, sharing=100), AROUND).findings == ()
 
 
 def test_a_least_disk_of_strangers_is_no_certain_mistake() -> None:
@@ -357,6 +407,30 @@ def test_a_least_disk_of_strangers_is_no_certain_mistake() -> None:
     assert [each.certain for each in made.findings] == [False]
     assert "spec.inferencePools[1].requirements.diskGib: strangers of strangers has 53.7 GB" in str(made.findings[0])
     assert made.works
+
+
+@pytest.mark.parametrize(
+    ("run", "text"),
+    [
+        (
+            replace(RUN, trainer_temporary=18 * GIB),
+            "spec.trainer.temporaryVolume: trainer's temporary files has 19.3 GB and needs 20.0 GB for a published version, which a restart reads",
+        ),
+        (
+            replace(RUN, validator_temporary=20 * GIB),
+            "spec.validator.temporaryVolume: validator's temporary files has 21.5 GB and needs",
+        ),
+    ],
+)
+def test_a_claim_for_temporary_files_that_is_full_some_day_is_found_and_no_certain_mistake(
+    run: RunFacts, text: str
+) -> None:
+    made = plan(run, AROUND)
+    [found] = made.findings
+    assert text in str(found)
+    assert str(found).endswith("Gi or more")
+    assert made.works
+    assert plan(replace(RUN, trainer_temporary=1 << 40, validator_temporary=1 << 40), AROUND).findings == ()
 
 
 # Lengths and rates.

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,17 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from shoal.contracts.proof_profile import DRAWN_GAPS, ProofProfile
 from shoal.contracts.recipe import DrawnGaps, ProofThresholds
 from shoal.proofs import CannotCalibrate, forgeries
-from shoal.proofs.calibration import LEAST_GAPS, Effort, Served, calibrate, drawn_gaps, thresholds_for
+from shoal.proofs.calibration import (
+    LEAST_CHUNKS,
+    LEAST_GAPS,
+    Compared,
+    Effort,
+    Served,
+    ServedErrors,
+    calibrate,
+    drawn_gaps,
+    thresholds_for,
+)
 from shoal.proofs.chunks import by_file, distance, layout, points_of
 from shoal.proofs.forgeries import changes, other_weights
 from shoal.proofs.forward import decode, prefill
@@ -164,12 +175,14 @@ def test_the_serving_engines_proofs_bound_the_mean_over_a_file_in_sixteen_bits(d
 
 def test_the_budget_of_tokens_is_what_honest_ones_had_with_a_margin_between_the_least_and_the_default() -> None:
     gaps = np.zeros(10_000, dtype=np.float32)
-    assert drawn_gaps(gaps, "bfloat16") == LEAST_GAPS["bfloat16"]
+    rare = {"outliers": 1e-4}  # one in 10,000
+    assert drawn_gaps(gaps, "bfloat16") == LEAST_GAPS["bfloat16"].model_copy(update=rare)
     gaps[:100] = 0.04
-    assert drawn_gaps(gaps, "bfloat16") == DrawnGaps(share=0.013, mean=5e-4, deviation=0.005, largest=0.08)
+    assert drawn_gaps(gaps, "bfloat16") == DrawnGaps(share=0.013, mean=5e-4, deviation=0.005, largest=0.08, **rare)
     assert drawn_gaps(gaps, "float32").largest == 0.08, "more than the default, if an engine needs it"
     gaps[::2] = 1.0
-    assert drawn_gaps(gaps, "bfloat16") == DRAWN_GAPS["bfloat16"]
+    assert drawn_gaps(gaps, "bfloat16") == DRAWN_GAPS["bfloat16"].model_copy(update=rare)
+    assert drawn_gaps(gaps[:10], "bfloat16").outliers == 1e-3, "of few tokens no more is known, and no more is allowed"
 
 
 def test_an_engine_that_completes_nothing_is_named() -> None:
@@ -193,12 +206,30 @@ def test_thresholds_are_the_largest_errors_with_a_margin_between_the_least_and_t
     assert thresholds_for(table(7, 0.71, 0.5), "float32") == ProofThresholds(
         max_exponent_mismatches=14, max_mantissa_error_mean=1.42, max_mantissa_error_median=1.0
     )
-    assert thresholds_for(table(3, 0.31, 0.0), "bfloat16") == ProofThresholds(
+    assert thresholds_for(table(1, 0.31, 0.0), "bfloat16") == ProofThresholds(
         max_exponent_mismatches=10, max_mantissa_error_mean=2.2, max_mantissa_error_median=2.0
     )
+    assert thresholds_for(table(8, 2.61, 2.0), "bfloat16") == ProofThresholds(
+        max_exponent_mismatches=24, max_mantissa_error_mean=7.83, max_mantissa_error_median=6.0
+    ), "three times transformers' own, where no engine was measured"
+    for chunks, margin in ((LEAST_CHUNKS - 1, 3), (LEAST_CHUNKS, 2)):
+        zeros = np.zeros(chunks)
+        errors = ErrorTable(zeros.astype(np.int64), zeros.astype(np.int64), zeros, zeros)
+        served = ServedErrors(Compared(layout([1] * chunks), errors), np.zeros(chunks, dtype=np.float32))
+        found = thresholds_for(table(8, 2.61, 2.0), "bfloat16", served)
+        assert found.max_exponent_mismatches == margin * 8, (
+            "of few chunks of the engine no more is known than without it"
+        )
     for dtype in ("float32", "bfloat16"):
         assert thresholds_for(table(60, 30.0, 30.0), dtype) == ProofThresholds()
     assert thresholds_for(table(128, float("inf"), float("inf")), "float32") == ProofThresholds()
+
+
+def test_a_machine_too_slow_for_its_time_measures_the_least_number_of_chunks_all_the_same() -> None:
+    slow = replace(EFFORT, sequences=384, max_tokens=4, seconds=0.0)
+    profile = calibrate(model_with([]), PROMPTS, slow, lambda *_: None)
+    assert LEAST_CHUNKS <= profile.size.chunks < slow.sequences
+    assert profile.honest.rejected_chunks.high < 0.03
 
 
 def test_other_weights_are_put_back() -> None:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.proofs.reduction import reduce_chunks, reduce_on_device
+from shoal.proofs import reduction
+from shoal.proofs.reduction import points, reduce_chunks, reduce_on_device
 from shoal.toploc import codec
 from shoal.toploc.top_points import Bool, top_points
 
@@ -52,6 +53,32 @@ def test_a_mask_that_leaves_too_few_values_takes_the_largest_masked_ones() -> No
     masked[100:] = True  # 100 remain; 28 are missing: the largest of the masked ones
     for indices in (top_points(chunk, masked)[0], reduce_on_device(torch.from_numpy(chunk), masked)[0]):
         assert indices.tolist() == [[*range(100), *range(102, 130)]]
+
+
+@pytest.mark.parametrize("way", [reduce_chunks, reduce_on_device])
+@pytest.mark.parametrize("tokens", [1, 32, 45, 300])
+@pytest.mark.parametrize("share", [None, 0.3])
+def test_a_completion_s_points_prove_what_its_states_do(
+    monkeypatch: pytest.MonkeyPatch, way: object, tokens: int, share: float | None
+) -> None:
+    """As on a CPU and as on a GPU, in several parts, with a short last chunk."""
+    monkeypatch.setattr(reduction, "reduce_chunks", way)
+    monkeypatch.setattr(reduction, "TOGETHER", 4)
+    random = np.random.default_rng(tokens)
+    masked = None if share is None else random.random(256) < share
+    states = torch.from_numpy(random.normal(size=(tokens, 256)).astype(np.float32)).bfloat16()
+    theirs = states.float().numpy() * random.normal(1.0, 0.02, (tokens, 256)).astype(np.float32)
+    proofs = codec.parse(codec.encode(theirs, masked), tokens, 256)
+    found = codec.compare_points(proofs, *points(states, masked)).rows()
+    assert found == codec.compare(proofs, states.float().numpy(), masked)
+    assert any(each.mantissa_error_mean > 0 for each in found)
+
+
+def test_points_of_no_tokens_and_of_a_wrong_mask() -> None:
+    indices, bits = points(torch.zeros(0, 256))
+    assert (indices.shape, bits.shape) == ((0, 128), (0, 128))
+    with pytest.raises(ValueError, match="a mask of shape"):
+        points(torch.zeros(3, 256), np.zeros(128, dtype=bool))
 
 
 def test_half_precision_states_are_reduced_like_the_same_numbers_in_float32() -> None:

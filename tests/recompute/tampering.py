@@ -394,7 +394,7 @@ TAMPERINGS: list[tuple[Callable[[Copy], None], tuple[str, ...], str, str]] = [
     (raise_a_score, ("batches",), "batches", "avg@k is 0.5, must be 0"),
     (report_another_reward, ("batches",), "batches", "reward is 0.9"),
     (alter_a_tensor, ("steps",), "steps", "model.norm.weight: 1 of 128 values, by at most 0.001"),
-    (seal_another_digest, ("steps",), "steps", "made again it is"),
+    (seal_another_digest, ("steps",), "steps", "its digest is abababab"),
     (alter_the_base, ("steps",), "steps", "version 0 is not what its step makes"),
     (alter_the_advantages, ("steps",), "steps", "version 2 is not what its step makes"),
     (change_the_learning_rate, ("steps",), "steps", "version 1 is not what its step makes"),

@@ -12,6 +12,7 @@ from shoal.contracts.algorithm import Algorithm, Clip, Dapo, Prime, VinePpo
 from shoal.contracts.answers import AnswerSample, FileAnswers, LearningProgress
 from shoal.contracts.base import Contract
 from shoal.contracts.compute import Compute
+from shoal.contracts.dataset_card import DatasetCard, DatasetFile
 from shoal.contracts.datasets import AnswerExtraction, DatasetColumns, DatasetSource, GenerateSettings, RowFilter
 from shoal.contracts.evaluation import (
     Benchmark,
@@ -34,7 +35,9 @@ from shoal.contracts.islands import (
     IslandsSettings,
     IslandTerms,
 )
+from shoal.contracts.machine import Lending, OwnersRequest
 from shoal.contracts.mixture import SourceTerms
+from shoal.contracts.muon import MuonSettings
 from shoal.contracts.pools import Admission, CodeClaim, EngineSettings, PoolTerms, Requirements
 from shoal.contracts.programs import ProgramCall, ProgramLimits, ProgramOutcome, ProgramRequest
 from shoal.contracts.prompts import PromptSettings
@@ -83,6 +86,7 @@ from shoal.contracts.recipe import (
     MixtureSource,
     ModelSource,
     OfflineFilter,
+    Offload,
     OverlongShaping,
     ProofThresholds,
     Recipe,
@@ -109,14 +113,13 @@ from shoal.contracts.run import (
 )
 from shoal.contracts.run_parts import PartState, RunParts
 from shoal.contracts.sft import SftDataset, SftManifest, SftSettings, SftShard
-from shoal.contracts.sft_data import DatasetCard, DatasetFile
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import BatchFile, Beacon, SourceGroups, StepBatch, StepMetrics, TypeMeans
 from shoal.contracts.tasks import ChatMessage, JudgedTasks, RefusedTasks, Task, TaskReport
 from shoal.contracts.trackers import TensorBoardTracker, Trackers, TrackioTracker, WandbTracker
 from shoal.contracts.trust import KeysNotice, PastWork
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
-from shoal.contracts.verdicts import Opinion, RowReward, ValidatorCard, Verdict
+from shoal.contracts.verdicts import UNSCORED, Opinion, RowReward, ValidatorCard, Verdict
 from shoal.contracts.weights import DeltaBase, ShardDescriptor, VersionIndex, VersionOpen, WeightsManifest
 from shoal.crypto.keys import PrivateKey
 from shoal.discovery.uplink_check import GivenTest
@@ -132,7 +135,8 @@ from shoal.orchestrator.work.records import DrawnBy, LeaseRecord, SubmissionReco
 from shoal.recompute.record import AuditFinding, AuditRecord, AuditTerms
 from shoal.report.records import SampleRecord, SessionRecord
 from shoal.training.stability import History, Incident, Point
-from shoal.training.state import SealedState
+from shoal.training.state import MadeVersion, SealedState
+from shoal.training.state_files import StateIndex, StateRows
 
 Kind = TypeVar("Kind", bound=Contract)
 
@@ -228,6 +232,9 @@ ENTRIES: dict[str, Signed[LedgerEntry]] = {
     "ledger-version-published": entry("version-published", version=7, digest=DIGEST),
     "ledger-accepted": entry("accepted", **FILE, tokens=4, groups=2, signal_groups=1, compute=sample(Compute)),
     "ledger-accepted-uncounted": entry("accepted", **FILE, tokens=4, groups=2),
+    "ledger-accepted-without-rows": entry(
+        "accepted", **FILE, tokens=4, groups=2, signal_groups=1, compute=sample(Compute), left_out=[3], looked_at=2
+    ),
     "ledger-accepted-evaluation": entry("accepted", **{**FILE, "step": 1_000_024}, tokens=4, groups=1),
     "ledger-rejected": entry("rejected", **FILE, detail="sampling: row 3: prompt_index is 9, drawn is 11"),
     "ledger-dataset-published": entry("dataset-published", digest=DIGEST, detail="traces"),
@@ -235,8 +242,13 @@ ENTRIES: dict[str, Signed[LedgerEntry]] = {
 }
 """Every kind of ledger entry."""
 
+WITHOUT_A_ROW = sample(Verdict).model_copy(
+    update={"rewards": [*sample(Verdict).rewards[:-1], UNSCORED], "left_out": [len(sample(Verdict).rewards) - 1]}
+)
 DOCUMENTS: dict[str, Contract] = {
     "hardware": sample(Hardware),
+    "hardware-gpu-memory": sample(Hardware).model_copy(update={"gpu_memory_bytes": 81559 << 20}),
+    "requirements-gpu-memory": Requirements(gpus=1, gpu_memory_gib=80),
     "registration": sample(Registration),
     "invite": sample(Invite),
     "beacon": sample(Beacon),
@@ -338,6 +350,7 @@ DOCUMENTS: dict[str, Contract] = {
     "evaluation-progress": sample(EvaluationProgress),
     "verdict-3": sample(Verdict, 2),
     "verdict-programs": sample(Verdict).model_copy(update={"program_seconds": 12.5}),
+    "verdict-left-out": WITHOUT_A_ROW,
     "verdict-answers": sample(Verdict).model_copy(update={"answers": ANSWERS}),
     "answer-sample": SAMPLE,
     "run-progress-learning": sample(RunProgress).model_copy(
@@ -361,6 +374,10 @@ DOCUMENTS: dict[str, Contract] = {
     "node-logs": sample(NodeLogs),
     "part-status": sample(PartStatus),
     "agent-status": sample(AgentStatus),
+    "agent-status-paused": sample(AgentStatus).model_copy(update={"owner": "paused"}),
+    "lending": sample(Lending),
+    "lending-everything": Lending(),
+    "owners-request": sample(OwnersRequest),
     "node-view": sample(NodeView),
     "node-list": sample(NodeList),
     "reason-request": sample(ReasonRequest),
@@ -382,6 +399,7 @@ DOCUMENTS: dict[str, Contract] = {
         pools=[POOL],
     ),
     "public-run-sampler": sample(PublicRun).model_copy(update={"sampler": "gumbel-murmur3-1"}),
+    "drawn-gaps-outliers": DrawnGaps(share=0.001, mean=5e-5, deviation=0.002, largest=0.05, outliers=2.5e-5),
     "run-config-drawn": samples.run_config(
         pools=[PoolTerms(name="own", sampler="none"), POOL],
         validation=Validation(
@@ -398,6 +416,12 @@ DOCUMENTS: dict[str, Contract] = {
             schedules={"learning_rate": [{"step": 0, "value": 1e-6}]},
         )
     ),
+    "run-config-muon": samples.run_config(recipe=Recipe(muon=MuonSettings(momentum=0.9))),
+    "run-config-sft-muon": samples.run_config(
+        mode="SFT", sft=SftSettings(dataset=SftDataset(run="traces-run", name="traces"), muon=MuonSettings())
+    ),
+    "run-config-offload": samples.run_config(trainer=TrainerSettings(offload=Offload(reference=True, optimizer=True))),
+    "run-config-context-parallel": samples.run_config(trainer=TrainerSettings(context_parallel=8)),
     "run-config-cispo": samples.run_config(recipe=Recipe(algorithm={"cispo": {}}, mismatch_correction={"truncate": {}})),
     "run-config-dppo": samples.run_config(recipe=Recipe(algorithm={"dppo": {}})),
     "run-config-custom": samples.run_config(
@@ -499,6 +523,17 @@ DOCUMENTS: dict[str, Contract] = {
             warned_from=7,
             incident=Incident(version=8, calm_version=6),
         ),
+    ),
+    "trainer-state-index": StateIndex(
+        run=RUN, version=8, rank=1, size=28, block_bytes=16, blocks=[DIGEST, DIGEST],
+        tensors=[
+            StateRows(key="weights/model.norm.weight", dtype="float32", shape=[8], first=4, rows=4, start=0),
+            StateRows(key="step/model.norm.weight", dtype="float32", shape=[], first=0, rows=1, start=16),
+            StateRows(key="random/cpu/00001", dtype="uint8", shape=[8], first=0, rows=8, start=20),
+        ],
+    ),
+    "trainer-made-version": MadeVersion(
+        run=RUN, version=8, updates=64, metrics=samples.METRICS, history=History(entropy_minimum=0.6)
     ),
     **{name: sign(document, key) for name, (document, key) in SIGNED.items()},
     **ENTRIES,

@@ -9,7 +9,8 @@ from run_documents import RunFolder, step_metrics
 
 from shoal.contracts import keys
 from shoal.contracts.run import Prepared
-from shoal.contracts.tasks import tasks_digest, write_tasks
+from shoal.contracts.task_table import write_tasks
+from shoal.contracts.tasks import tasks_digest
 from shoal.environments.base import load
 from shoal.report.access import open_run
 from shoal.report.loading import load_commands

@@ -10,9 +10,10 @@ from samples import DIGEST, run_config
 from shoal.cli.generate import generate, last_lines
 from shoal.cli.local_run import read_manifest
 from shoal.contracts import keys
+from shoal.contracts.dataset_card import DatasetCard, DatasetFile
 from shoal.contracts.datasets import GenerateSettings
 from shoal.contracts.filtering import FilterReport, ProblemCount
-from shoal.contracts.sft_data import DatasetCard, DatasetFile, Trace, write_problem_counts, write_traces
+from shoal.contracts.sft_data import Trace, write_problem_counts, write_traces
 from shoal.contracts.tasks import RefusedTasks, TaskReport
 from shoal.errors import InputWrong
 from shoal.report.access import RunAccess

@@ -1,8 +1,5 @@
 """The store goes away and comes back: nothing is lost, nothing is mistaken for missing, and a wait that is too long says so."""
 
-import contextlib
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +8,7 @@ from pathlib import Path
 import pytest
 from places import S3, Place
 
+from proxies import Proxy
 from servers import Loopback
 from shoal.contracts.recipe import S3Storage
 from shoal.storage import NotFound, Store, StoreUnavailable
@@ -130,68 +128,16 @@ def test_a_bucket_that_does_not_exist_is_an_error_that_names_it(s3: S3) -> None:
         store.put("a", b"x")
 
 
-class LosesAnswers:
-    """A TCP proxy that passes requests on and, while `losing`, drops the connection instead of passing the answer back."""
-
-    def __init__(self, listen: tuple[str, int], target: tuple[str, int]) -> None:
-        self._target = target
-        self._server = socket.create_server(listen)
-        self.url = f"http://{listen[0]}:{self._server.getsockname()[1]}"
-        self.losing = 0
-        self.lost = 0
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with client, socket.create_connection(self._target) as upstream:
-            threading.Thread(target=self._pass_on, args=(client, upstream), daemon=True).start()
-            try:
-                while data := upstream.recv(65536):
-                    if self.losing:
-                        self.losing -= 1
-                        self.lost += 1
-                        return
-                    client.sendall(data)
-            except OSError:
-                return
-            finally:
-                # A close alone is not seen by the peer while the other thread still reads from the socket.
-                with contextlib.suppress(OSError):
-                    client.shutdown(socket.SHUT_RDWR)
-
-    @staticmethod
-    def _pass_on(client: socket.socket, upstream: socket.socket) -> None:
-        try:
-            while data := client.recv(65536):
-                upstream.sendall(data)
-        except OSError:
-            return
-
-
 @pytest.fixture
-def flaky(s3: S3, loopback: Loopback) -> Iterator[tuple[LosesAnswers, Store]]:
-    proxy = LosesAnswers((loopback.address(), 0), (s3.server.address, s3.server.port))
+def flaky(s3: S3, loopback: Loopback) -> Iterator[tuple[Proxy, Store]]:
+    proxy = Proxy((loopback.address(), 0), (s3.server.address, s3.server.port))
     spec: S3Storage = s3.spec.model_copy(update={"endpoint": proxy.url})
     yield proxy, open_s3(spec, f"{s3.prefix}/run", s3.server.access_key, s3.server.secret_key, deadline_seconds=30)
     proxy.close()
 
 
 @pytest.mark.parametrize("answers_lost", [1, 2, 3])
-def test_a_create_whose_answer_was_lost_still_knows_that_it_won(
-    flaky: tuple[LosesAnswers, Store], answers_lost: int
-) -> None:
+def test_a_create_whose_answer_was_lost_still_knows_that_it_won(flaky: tuple[Proxy, Store], answers_lost: int) -> None:
     proxy, store = flaky
     proxy.losing = answers_lost
     assert store.create("ledger/1.json", b"ours") is True

@@ -8,9 +8,10 @@ import pytest
 from local_system import LocalSystem, write_manifest
 
 from shoal.contracts import keys
+from shoal.contracts.dataset_card import DatasetCard
 from shoal.contracts.run import Prepared
-from shoal.contracts.sft_data import DatasetCard, read_problem_counts, read_traces
-from shoal.contracts.tasks import read_tasks
+from shoal.contracts.sft_data import read_problem_counts, read_traces
+from shoal.contracts.task_table import read_tasks
 from shoal.environments import Score, load
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]

@@ -11,9 +11,9 @@ from local_system import LocalSystem, write_manifest
 from test_warm_start import CERTAIN, SEED_OF_RUNS
 
 from shoal.contracts import keys
+from shoal.contracts.dataset_card import DatasetCard
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.sft import SftManifest
-from shoal.contracts.sft_data import DatasetCard
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.sampling import pass_rate
 from shoal.storage import Store

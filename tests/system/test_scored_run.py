@@ -8,7 +8,7 @@ from local_system import LocalSystem, write_manifest
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.run import Prepared
-from shoal.contracts.tasks import read_tasks
+from shoal.contracts.task_table import read_tasks
 from shoal.contracts.work import FIRST_SLICE
 from shoal.evaluation.versions import VersionEvaluation
 

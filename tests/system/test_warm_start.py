@@ -12,9 +12,9 @@ from test_soak import write_result
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shoal.contracts import keys
+from shoal.contracts.dataset_card import DatasetCard
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.sft import SftManifest
-from shoal.contracts.sft_data import DatasetCard
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.sampling import pass_rate
 from shoal.storage import Store

@@ -161,3 +161,13 @@ def test_records_of_a_process_that_a_library_started_say_whose_they_are(monkeypa
 def test_a_line_without_the_fields_would_be_found(text: str) -> None:
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         structured_lines(text, role="trainer", pod="p")
+
+
+def test_a_line_that_a_full_disk_does_not_take_is_lost_and_ends_nothing() -> None:
+    program = (
+        "from shoal import telemetry\ntelemetry.start('agent', open('/dev/full', 'a'))\n"
+        "for each in range(1000): telemetry.get_logger().warning('full', disk='x' * 100)\nprint('went on')"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "workloads")}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "went on\n", ended.stderr

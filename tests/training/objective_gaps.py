@@ -12,7 +12,7 @@ import torch
 
 from shoal.contracts.corrections import MismatchCorrection
 from shoal.training.completions import Packed
-from shoal.training.corrections import corrected_weights
+from shoal.training.corrections import Correcting
 from shoal.training.loss import SUMS, LossWeights, MicroLoss
 from shoal.training.objectives import OBJECTIVES
 
@@ -98,7 +98,7 @@ def measure(case: Case) -> Gap:
     owners = torch.tensor([number for number, each in enumerate(completions) for _ in each])
     objective, packed = OBJECTIVES[case.objective], Packed(owners, len(completions))
     divisors = {"tokens": len(flat), "longest_completions": len(completions) * LONGEST, "completions": len(completions)}
-    correction = case.correction and corrected_weights(column("old"), column("engine"), packed, case.correction)
+    correction = case.correction and Correcting(case.correction, column("engine"), packed)
     micro = MicroLoss(
         old=column("old"),
         reference=column("base"),

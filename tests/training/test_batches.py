@@ -9,7 +9,7 @@ import torch
 from tiny_run import make_model, recipe, rewards_of, rows_of
 
 from shoal.contracts.recipe import OverlongShaping
-from shoal.training.batches import MicroBatch, StepPlan, plan_step, score
+from shoal.training.batches import MicroBatch, StepPlan, micro_batch, plan_step, score
 from shoal.training.loss import SUMS, LossSums, LossWeights
 from shoal.training.model import Policy
 from shoal.training.objectives import OBJECTIVES, objective_of
@@ -197,6 +197,54 @@ def test_the_first_optimizer_step_finds_the_old_log_probabilities_on_its_way(opt
                 torch.testing.assert_close(mine, told, rtol=0, atol=1e-6)
     assert learnt[1][:3] == pytest.approx(learnt[0][:3], rel=1e-5)
     torch.testing.assert_close(learnt[1][3:], learnt[0][3:], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("tile_elements", [1 << 24, 64 * 7], ids=["one tile", "tiles of seven"])
+@pytest.mark.parametrize(
+    "correction",
+    [
+        {"truncate": {"cap": 1.2}},
+        {"mask": {"cap": 1.2}},
+        {"icepop": {"low": 0.8, "high": 1.2}, "sequence": {"low": 0.9, "high": 1.1}},
+        {"sequence": {"low": 0.9, "high": 1.1}, "probabilities": "Recomputed"},
+    ],
+    ids=lambda given: "+".join(given),
+)
+def test_a_correction_by_old_log_probabilities_found_on_the_way_is_that_of_a_pass_before(
+    correction: dict[str, Any], tile_elements: int
+) -> None:
+    """Float64: loss, metrics, old log-probabilities and every gradient within 1e-12, with a whole forward pass less."""
+    chosen = recipe(pack_length=48, optimizer_steps=1, mismatch_correction=correction, max_grad_norm=1e6)
+    near = [
+        RolloutGroup([near_claims(sample, 0.5 if number == 0 else 0.05) for number, sample in enumerate(group.samples)])
+        for group in groups()
+    ]
+    found = plan_step(near, chosen, seed=0, step=5)
+    behaviour = plan_logprobs(Policy(make_model(2).double()), found, lambda: None)
+    before = plan_logprobs(Policy(make_model().double()), found, lambda: None)
+    [batch] = found.optimizer_batches
+    outcomes = []
+    for old in (before[0], None):
+        policy = Policy(make_model().double())
+        passes: list[int] = []
+        policy.tile_elements = tile_elements
+        policy.model.get_decoder().register_forward_hook(lambda *_, passes=passes: passes.append(1))
+        sums, olds = accumulate(
+            policy, batch, old, before[0], behaviour[0], objective_of(chosen), LossWeights.of(chosen), lambda: None,
+            chosen.mismatch_correction,
+        )  # fmt: skip
+        assert len(passes) == len(batch.micro_batches)
+        outcomes.append([sums, *olds, *(parameter.grad for parameter in policy.parameters())])
+    touched = dict(zip(SUMS, outcomes[0][0].tolist(), strict=True))
+    assert touched["truncated"] + touched["masked"] + touched["completions_masked"] > 0
+    torch.testing.assert_close(outcomes[1], outcomes[0], rtol=1e-12, atol=1e-12)
+
+
+def near_claims(sample: Sample, noise: float) -> Sample:
+    """The sample with what an engine might have reported: the policy's own log-probabilities, and noise."""
+    logprobs = Policy(make_model())(micro_batch([(sample, 1.0)]))[1].detach().numpy()
+    wrong = np.random.default_rng(len(logprobs)).normal(scale=noise, size=len(logprobs))
+    return replace(sample, logprobs=(logprobs + wrong).astype(np.float32))
 
 
 def test_without_a_kl_penalty_no_reference_is_asked_and_none_is_reported() -> None:

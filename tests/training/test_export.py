@@ -10,11 +10,14 @@ from tiny_run import VOCABULARY, make_model, ranks, recipe
 from transformers import AutoModelForCausalLM
 
 from shoal.contracts.recipe import Lora, TrainerSettings
+from shoal.storage.growing import Growing, GrowingWriter, Unfinished, partial_folder
 from shoal.training.batches import Segments
+from shoal.training.delivery import Outbox
 from shoal.training.export import Entry, Export, cut
 from shoal.training.host_copy import HostCopy
-from shoal.training.model import BadModel, Policy, load_policy
+from shoal.training.model import Policy, load_policy
 from shoal.training.optimizer import Optimizer
+from shoal.training.stored_weights import BadModel
 
 TOKENS = torch.arange(2, 12)[None] % VOCABULARY
 
@@ -99,3 +102,25 @@ def test_a_base_that_does_not_say_how_it_is_served_is_refused(tmp_path: Path) ->
     (base / "config.json").write_text(json.dumps(config))
     with pytest.raises(BadModel, match=r"dtype is 'int3'; allowed: float32, bfloat16, float16"):
         Export(policy, base, ranks())
+
+
+def test_what_an_attempt_that_ended_was_writing_goes_and_its_reader_is_told(tmp_path: Path) -> None:
+    """No later attempt may ever write these numbers again, and 65 GB of each would stay."""
+    outbox = tmp_path / "outbox"
+    for version in (3, 7):
+        folder = partial_folder(outbox, version)
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        GrowingWriter(folder).begin([])
+    (outbox / "partial-v000009.plan").write_text("[]")  # of one that was handed over just before the end
+    kept = [outbox / "v000002" / "config.json", outbox / ".base" / "v000001" / "config.json"]
+    for path in kept:
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    here = ranks()
+    with Growing(outbox, 7, lambda: None, lambda: False) as reader:
+        Outbox(outbox, Export(load_policy(write_base(tmp_path / "base")), tmp_path / "base", here), here)
+        with pytest.raises(Unfinished, match="version 7 was given up"):
+            reader.handed_over()
+    assert sorted(path.name for path in outbox.iterdir()) == [".base", "v000002"]
+    assert all(path.read_text() == "{}" for path in kept)

@@ -17,7 +17,7 @@ from shoal.contracts.corrections import MismatchCorrection
 from shoal.training.advantages import group_advantages
 from shoal.training.batches import MicroBatch, micro_batch
 from shoal.training.completions import Packed
-from shoal.training.corrections import Corrected, corrected_weights
+from shoal.training.corrections import Correcting
 from shoal.training.loss import SUMS, LossInputs, LossWeights, MicroLoss, Objective, token_losses
 from shoal.training.model import Policy
 from shoal.training.objectives import OBJECTIVES
@@ -59,11 +59,11 @@ def objective_of(case: str) -> tuple[Objective, LossWeights]:
     )
 
 
-def correction(case: str, old: torch.Tensor, sampler: torch.Tensor, completions: Packed) -> Corrected | None:
+def correction(case: str, sampler: torch.Tensor, completions: Packed) -> Correcting | None:
     """Ours for TRL's `token_mask`; its `token_truncate` is compared with the importance weight."""
     if GOLDEN["cases"][case]["settings"].get("importance") != "token_mask":
         return None
-    return corrected_weights(old, sampler, completions, MismatchCorrection(mask={"cap": GOLDEN["importance_cap"]}))
+    return Correcting(MismatchCorrection(mask={"cap": GOLDEN["importance_cap"]}), sampler, completions)
 
 
 def divisors(case: str) -> torch.Tensor:
@@ -129,6 +129,7 @@ def test_loss_and_its_gradient_to_each_token_are_trls(case: str) -> None:
     objective, weights = objective_of(case)
     logprobs = flat(GOLDEN["logprobs"]).requires_grad_()
     whose = packed(list(range(ROWS))).completions
+    correcting = correction(case, flat(GIVEN["behaviour"]), whose)
     inputs = LossInputs(
         logprobs=logprobs,
         entropy=flat(GOLDEN["entropies"]),
@@ -137,7 +138,7 @@ def test_loss_and_its_gradient_to_each_token_are_trls(case: str) -> None:
         advantages=spread_advantages(),
         behaviour_logprobs=flat(GIVEN["behaviour"]),
         completion_ratios=torch.exp(whose.spread_means(logprobs.detach() - flat(GIVEN["old"]))),
-        correction=correction(case, flat(GIVEN["old"]), flat(GIVEN["behaviour"]), whose),
+        correction=correcting and correcting.all(flat(GIVEN["old"])),
     )
     losses, sums = token_losses(inputs, objective, weights)
     loss = (losses / divisors(case)).sum()
@@ -176,7 +177,7 @@ def test_gradients_of_the_model_are_trls_however_rows_are_packed(
             weights=weights,
             divisor=float(ROWS if objective.divisor == "completions" else divisors(case)[0]),
             completions=batch.completions,
-            correction=correction(case, of("old"), of("behaviour"), batch.completions),
+            correction=correction(case, of("behaviour"), batch.completions),
         )
         loss, _, _ = policy(batch, micro, micro.look if objective.whole_completions else None)
         loss.backward()

@@ -1,5 +1,6 @@
 """The head: packed and tiled log-probabilities equal those of each sample alone under the plain definition, and so do loss and gradients."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -8,8 +9,11 @@ import pytest
 import torch
 from tiny_run import VOCABULARY, make_model
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shoal.planner.memory import TILE_COPIES
 from shoal.training.batches import filler, micro_batch
 from shoal.training.logprobs import head_logprobs, head_loss
 from shoal.training.model import Policy
@@ -154,6 +158,47 @@ def test_nothing_held_grows_with_tokens_times_vocabulary(tokens: int) -> None:
         loss.backward()
         head_logprobs(states, weight, targets, temperatures, tile_elements=tile)
     assert seen.elements == tile  # not 300 or 3000 times 2000
+
+
+class MostHeld(TorchDispatchMode):
+    """Bytes of all storages that operations made and that are alive, and the most that there ever were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alive: dict[int, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(one, Tensor) and (storage := one.untyped_storage())._cdata not in self._alive:
+                self._alive[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self._alive.pop, storage._cdata)
+        self.most = max(self.most, sum(self._alive.values()))
+        return out
+
+
+class Untempered(TorchFunctionMode):
+    """A fake tensor has no values, so no condition of it can be asked."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return False if func is torch.Tensor.__bool__ else func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("look", [None, lambda logprobs: None])
+def test_on_an_accelerator_no_tile_waits_beside_the_next_one(look: Callable[[Tensor], None] | None) -> None:
+    """Fake tensors of a GPU, as passes in bfloat16 are there. Beside the planned tiles there are only vectors and the weight."""
+    hidden, vocabulary, rows = 8, 2000, 50
+    with FakeTensorMode(), Untempered():
+        states = torch.empty(4 * rows, hidden, dtype=torch.bfloat16, device="cuda")
+        weight = torch.empty(vocabulary, hidden, dtype=torch.bfloat16, device="cuda")
+        targets = torch.zeros(4 * rows, dtype=torch.int64, device="cuda")
+        with MostHeld() as held:
+            head_loss(
+                states, weight, targets, torch.ones(4 * rows, device="cuda"), lambda here, *values: values[0].sum(),
+                look, tile_elements=rows * vocabulary,
+            )  # fmt: skip
+    assert TILE_COPIES <= held.most / (4 * rows * vocabulary) < TILE_COPIES + 0.5
 
 
 def test_another_sample_in_the_pack_changes_nothing() -> None:

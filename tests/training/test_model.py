@@ -1,21 +1,32 @@
 """Policies of every family: packed as exact as alone, weights in and out by name, adapters, and what cannot be trained refused."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from test_logprobs import PACK, SAMPLES, plain, wavy
 from tiny_run import VOCABULARY, make_model, ranks, write_base
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from shoal.contracts.recipe import Lora, TrainerSettings
 from shoal.training.attention import packed_attention
 from shoal.training.batches import Segments
 from shoal.training.lora import NoSuchLayer
-from shoal.training.model import BadModel, Policy, load_policy, load_reference, served_dtype
+from shoal.training.model import Policy, load_policy, load_reference, served_dtype, without_weights
+from shoal.training.stored_weights import BadModel
 
 disable_progress_bar()
 TINY = {
@@ -104,15 +115,91 @@ def test_weights_are_trained_in_float32_and_served_in_the_bases_dtype(base: Path
         served_dtype(base)
 
 
+def test_a_model_that_is_filled_by_rows_is_the_one_that_transformers_loads(folder: Path) -> None:
+    wanted, found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), load_policy(folder).model
+    buffers = [dict(model.named_buffers()) for model in (wanted, found)]
+    assert buffers[0].keys() == buffers[1].keys()
+    assert all(torch.equal(buffers[1][name], buffer) for name, buffer in buffers[0].items())
+    assert wanted.state_dict().keys() == found.state_dict().keys()
+    assert all(torch.equal(found.state_dict()[name], weight) for name, weight in wanted.state_dict().items())
+    assert (found.lm_head.weight is found.model.embed_tokens.weight) == wanted.config.tie_word_embeddings
+
+
+def test_a_model_without_weights_takes_no_memory_for_them(base: Path) -> None:
+    assert all(parameter.is_meta for parameter in without_weights(base).parameters())
+
+
+def test_a_model_that_does_not_compute_what_no_file_has_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PreTrainedModel, "_init_weights", lambda self, module: None)
+    with pytest.raises(BadModel, match=r"nothing computes its model\.rotary_emb\.\w*inv_freq, which no file has"):
+        load_policy(base)
+
+
+def test_a_tied_weight_may_be_stored_under_its_other_name_but_not_twice_otherwise(base: Path) -> None:
+    make_model(tie_word_embeddings=True).save_pretrained(base)
+    path = base / "model.safetensors"
+    weights = load_file(path)
+    embedding = weights.pop("model.embed_tokens.weight")
+    save_file(weights | {"lm_head.weight": embedding}, path)
+    assert torch.equal(load_policy(base).model.model.embed_tokens.weight, embedding)
+    save_file(weights | {"lm_head.weight": embedding, "model.embed_tokens.weight": embedding + 1}, path)
+    with pytest.raises(BadModel, match=r"ties lm_head.weight to model.embed_tokens.weight, but the files have two"):
+        load_policy(base)
+
+
+def headed(header: str) -> bytes:
+    """A safetensors file with this header and four bytes."""
+    return len(header).to_bytes(8, "little") + header.encode() + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "message"),
+    [
+        (lambda data: data[:-1], r"model.safetensors is cut short: it has \d+ bytes, and .* would end at \d+"),
+        (lambda data: data[:5], "is no safetensors file: of its 5 bytes a header would take"),
+        (lambda data: b"\xff" * 8 + data[8:], "is no safetensors file: of its"),
+        (lambda data: data[:8] + b"[" + data[9:], "is no safetensors file: "),
+        (lambda data: data.replace(b'"F32"', b'"I32"', 1), "is of type I32; allowed: F64, F32, BF16, F16"),
+        (lambda data: data.replace(b'"shape":[32]', b'"shape":[33]', 1), "cannot lie in bytes"),
+        (lambda data: headed('{"a":{"dtype":"F32","shape":[1e400],"data_offsets":[0,4]}}'), "is no safetensors file"),
+        (
+            lambda data: headed('{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,Infinity]}}'),
+            "is no safetensors file",
+        ),
+        (lambda data: headed("[" * 100_000), "is no safetensors file"),
+    ],
+)
+def test_files_of_weights_that_are_not_whole_are_refused_before_anything_is_read(
+    base: Path, spoilt: Callable[[bytes], bytes], message: str
+) -> None:
+    path = base / "model.safetensors"
+    path.write_bytes(spoilt(path.read_bytes()))
+    with pytest.raises(BadModel, match=message) as caught:
+        load_policy(base)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_reference_has_nothing_to_train(base: Path) -> None:
     assert not any(parameter.requires_grad for parameter in load_reference(base).parameters())
+
+
+def test_a_reference_in_halves_is_kept_in_halves_and_gives_the_same_bits(base: Path) -> None:
+    settings = TrainerSettings(data_type="BFloat16")
+    trained, asked = load_policy(base, settings, ranks()), load_reference(base, settings, ranks())
+    assert {parameter.dtype for parameter in asked.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in trained.parameters()} == {torch.float32}
+    with torch.no_grad():
+        wanted = trained(PACK)[1]
+    assert torch.equal(asked(PACK)[1], wanted)
+    whole = load_reference(base, TrainerSettings(data_type="Float32"), ranks())
+    assert not torch.equal(whole(PACK)[1], wanted)
 
 
 @pytest.mark.parametrize("load", [load_policy, load_reference])
 def test_a_sign_of_life_is_given_when_a_model_is_loaded(base: Path, load: Any) -> None:
     beats: list[None] = []
     load(base, None, ranks(), lambda: beats.append(None))
-    assert beats == [None]
+    assert beats
 
 
 def test_adapters_begin_as_the_base_model_and_are_merged_when_weights_are_asked_for(folder: Path) -> None:

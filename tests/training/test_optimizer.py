@@ -2,8 +2,11 @@
 
 import pytest
 import torch
-from tiny_run import recipe
+from benchmarks.trainer.rank_memory import TypicalValues
+from tiny_run import ranks, recipe
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from shoal.training.host_copy import HostCopy
 from shoal.training.optimizer import Optimizer
 
 
@@ -40,6 +43,56 @@ def test_the_norm_that_is_reported_is_the_one_before_the_clip() -> None:
     assert optimizer.step().gradient_norm == pytest.approx(50.0)
     moment = optimizer.adamw.state[parameter]["exp_avg"]
     torch.testing.assert_close(moment, torch.tensor([0.006, 0.008]))  # (1 - beta1) of the gradient clipped to norm 0.1
+
+
+def test_moments_in_host_memory_change_no_bit_of_an_update() -> None:
+    found = []
+    for on_host in (False, True):
+        parameters = [parameter_with([3.0, 4.0]), parameter_with([1.0, -2.0, 0.5])]
+        optimizer = Optimizer(parameters, recipe(weight_decay=0.1), on_host=on_host)
+        for update in range(3):
+            for parameter in parameters:
+                parameter.grad = torch.sin(parameter.detach() + update)
+            optimizer.step()
+        moments = [value for parameter in parameters for value in optimizer.adamw.state[parameter].values()]
+        found.append([*parameters, *moments])
+        assert optimizer.adamw.param_groups[0]["params"] == parameters
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_on_an_accelerator_adamw_is_fused_and_its_moments_lie_where_the_settings_say(on_host: bool) -> None:
+    """On tensors that say they are on a GPU and have no memory: an operation over two devices is refused all the same."""
+    with FakeTensorMode(), TypicalValues():
+        parameters = [torch.nn.Parameter(torch.ones(size, device="cuda")) for size in (5, 3)]
+        optimizer = Optimizer(parameters, recipe(), on_host=on_host)
+        for _ in range(2):
+            for parameter in parameters:
+                parameter.grad = torch.ones_like(parameter)
+            assert optimizer.step().applied
+        states = [optimizer.adamw.state[parameter] for parameter in parameters]
+        for state in states:  # as a state that was read
+            state.update({name: value.to("cpu" if name == "step" else "cuda") for name, value in state.items()})
+        for parameter in parameters:
+            optimizer.take_up(parameter, optimizer.adamw.state[parameter])
+        kinds = {(name, value.device.type) for state in states for name, value in state.items()}
+    moments = "cpu" if on_host else "cuda"
+    assert kinds == {("step", "cuda"), ("exp_avg", moments), ("exp_avg_sq", moments)}
+    assert optimizer.adamw.defaults["fused"]
+
+
+def test_moments_that_rest_on_the_host_go_there_one_parameter_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = Optimizer(model.parameters(), recipe(), on_host=True)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    assert optimizer.step().applied
+    copy = HostCopy(model, optimizer, ranks())
+    copy.take()
+    there: list[int] = []
+    monkeypatch.setattr(optimizer, "_move_moments", lambda *_: there.append(len(optimizer.adamw.state)))
+    copy.give()
+    assert there == [1, 2], "the first one's were moved before the second one's were made"
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -13,11 +13,13 @@ from test_other_steps import Pod
 from tiny_run import MAX_LENGTH, Orchestrator, recipe, write_base
 
 from servers import Loopback
+from shoal.contracts.recipe import Lora, TrainerSettings
 from shoal.contracts.schedules import SchedulePoint, value_at
 from shoal.errors import EXIT_INPUT_WRONG
 from shoal.training.batches import plan_step
 from shoal.training.custom_objective import BadObjective, load_objective
 from shoal.training.loss import Objective
+from shoal.training.model import BadModel
 from shoal.training.objectives import objective_of
 
 OWN = """
@@ -201,3 +203,28 @@ def test_what_is_no_objective_is_refused_by_name(own: Path) -> None:
     own.write_text("1 / 0")
     with pytest.raises(BadObjective, match="the module cannot be executed: ZeroDivisionError"):
         load_objective("lab.own:REINFORCE", digest(own))
+
+
+def test_a_run_with_muon_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
+    tmp_path: Path, orchestrator: Orchestrator
+) -> None:
+    base, digests = write_base(tmp_path / "base"), []
+    for name, stops in (("whole", False), ("stopped", True)):
+        pod = Pod(tmp_path / name, base, orchestrator, recipe=recipe(muon={"momentum": 0.9}))
+        if stops:
+            first = pod.trainer()
+            first.begin()
+            first.advance()
+            first.advance()
+            first.handed_over()
+            first.close()
+        pod.trainer().run()
+        digests.append(digest(tmp_path / name / "outbox" / "v000004" / "model.safetensors"))
+    assert digests[0] == digests[1]
+
+
+def test_a_trainer_refuses_muon_for_adapters_before_a_step(tmp_path: Path, orchestrator: Orchestrator) -> None:
+    settings = TrainerSettings(lora=Lora(rank=2))
+    pod = Pod(tmp_path, write_base(tmp_path / "base"), orchestrator, recipe=recipe(muon={}), trainer=settings)
+    with pytest.raises(BadModel, match=r"cannot train the adapters of trainer\.settings\.lora"):
+        pod.trainer()

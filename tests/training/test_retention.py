@@ -7,7 +7,14 @@ from tiny_run import config, make_store
 from shoal.contracts import keys
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks, BestVersion, EvaluationSettings
 from shoal.contracts.recipe import RollBack, TrainerSettings
-from shoal.training.retention import best_version, delete_shards, old_states, old_versions, versions_with_shards
+from shoal.training.retention import (
+    best_version,
+    delete_shards,
+    old_notes,
+    old_states,
+    old_versions,
+    versions_with_shards,
+)
 from shoal.training.stability import History, Incident
 
 CALM = History()
@@ -31,6 +38,14 @@ def test_the_version_of_a_roll_back_is_kept_until_no_state_is_left_from_which_it
     assert old_states([1, 2, 3, 4, 5, 6, 7], asked, CALM, behaviour=False) == [2, 3, 4]  # 7 may turn out to be damaged
     assert old_states([1, 5, 6, 7, 8], asked, CALM, behaviour=False) == [5]
     assert old_states([1, 6, 7, 8, 9], asked, CALM, behaviour=False) == [1, 6]
+    between = config(roll_back=RollBack(to_version=15, at_step=60))
+    assert old_states([0, 10, 20, 30, 40, 50], between, CALM, behaviour=False) == [0, 20], "10 is the newest before 15"
+
+
+def test_notes_stay_of_kept_versions_and_of_what_may_be_lost_with_a_pod() -> None:
+    noted = list(range(41))
+    assert old_notes(noted, [0, 12, 38]) == [number for number in range(1, 23) if number != 12]
+    assert old_notes(noted[:15], []) == []
 
 
 def test_the_newest_state_before_signs_of_instability_is_kept() -> None:
@@ -57,6 +72,14 @@ def test_served_versions_the_asynchrony_window_and_the_base_model_are_kept() -> 
     assert old_versions(list(range(11)), {8, 9, 10}, config(kept_versions=2, async_level=4), full) == [1, 2, 3, 4, 5]
     assert old_versions(list(range(11)), {8, 9, 10}, config(kept_versions=5, async_level=0), full) == [1, 2, 3, 4, 5]
     assert old_versions([], set(), config(), {}) == []
+
+
+def test_the_weights_that_a_roll_back_to_come_goes_back_to_are_kept_with_what_they_are_encoded_against() -> None:
+    bases = dict.fromkeys(range(11)) | {4: 3}
+    served = list(range(11))
+    for at_step, kept in ((12, {3, 4}), (10, {3, 4}), (9, set())):
+        run = config(kept_versions=2, async_level=0, roll_back=RollBack(to_version=4, at_step=at_step))
+        assert old_versions(served, {10}, run, bases) == [number for number in range(1, 9) if number not in kept]
 
 
 def test_what_a_kept_version_is_encoded_against_is_kept_to_the_end_of_the_chain() -> None:

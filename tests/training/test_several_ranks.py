@@ -13,7 +13,9 @@ from tiny_run import Home, Orchestrator, config, fill_step, kill_all, make_store
 
 from servers import Loopback
 from shoal.contracts import keys
+from shoal.contracts.recipe import TrainerSettings
 from shoal.contracts.steps import StepMetrics
+from shoal.errors import EXIT_INPUT_WRONG
 
 STEPS = 3
 TOLERANCE = 2e-6
@@ -45,7 +47,7 @@ def finish(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 @pytest.mark.timeout(900)  # of waits on a busy machine; half a minute of work
-def test_a_run_moves_from_one_process_to_two_and_back(
+def test_a_run_moves_from_one_process_to_two_that_share_packs_and_back(
     tmp_path: Path, loopback: Loopback, orchestrator: Orchestrator, deadline: Callable[..., object]
 ) -> None:
     store = make_store(tmp_path / "alone" / "store")
@@ -61,6 +63,7 @@ def test_a_run_moves_from_one_process_to_two_and_back(
         if version > 1:  # what lies there is handed over once more: the same bytes, whoever writes them
             (moving.outbox / keys.version_name(version - 1)).rename(tmp_path / f"first-{version - 1}")
             written[version - 1] = (tmp_path / f"first-{version - 1}" / "model.safetensors").read_bytes()
+        moving.configure(run.model_copy(update={"trainer": TrainerSettings(context_parallel=processes)}))
         process = moving.start(processes)
         try:
             if version > 1:
@@ -69,12 +72,13 @@ def test_a_run_moves_from_one_process_to_two_and_back(
             fill_step(moving.store, version - 1)
             if version < STEPS:
                 deadline("the version to be handed over", partial(handed_over, moving, version), seconds=120)
+                deadline("its state to be saved", partial(moving.has_state, version), seconds=120)
             else:
                 finish(process, moving.log)
         finally:
             kill_all(process)
         assert moving.has_state(version)
-    assert len([info for info in moving.store.list(keys.trainer_state(2)) if info.key.endswith(".distcp")]) == 2
+    assert len([info for info in moving.store.list(keys.trainer_state(2)) if info.key.endswith(".tensors")]) == 2
     wanted, found = (
         load_file(outbox / "v000003" / "model.safetensors") for outbox in (tmp_path / "alone" / "outbox", moving.outbox)
     )
@@ -98,6 +102,21 @@ def test_a_stop_of_two_processes_stops_both_and_is_not_taken_for_the_end(
         assert waiting.log.read_text().count("asked to stop while waiting for batch of the next step") == 2
     finally:
         kill_all(process)
+
+
+def test_processes_that_packs_cannot_be_shared_by_say_so_and_end(
+    tmp_path: Path, loopback: Loopback, orchestrator: Orchestrator
+) -> None:
+    odd = home(tmp_path, loopback, orchestrator)
+    odd.configure(config(orchestrator.url, STEPS, trainer=TrainerSettings(context_parallel=2)))
+    process = odd.start(1)
+    try:
+        assert process.wait(timeout=90) == EXIT_INPUT_WRONG
+    finally:
+        kill_all(process)
+    said = odd.log.read_text()
+    assert "spec.trainer.settings.contextParallel" in said
+    assert "the trainer has 1 ranks, and 2 are to share each pack; allowed: a divisor of 1" in said
 
 
 LONELY = """

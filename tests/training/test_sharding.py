@@ -16,7 +16,10 @@ import pytest
 from tiny_run import write_base
 
 WORLDS = (1, 2, 4)
-CASES = {"plain": 1e-5, "recomputed and offloaded": 1e-5, "adapters": 1e-5, "bfloat16": 1e-2}
+CASES = {
+    "plain": 1e-5, "recomputed and offloaded": 1e-5, "in host memory": 1e-5, "adapters": 1e-5, "bfloat16": 1e-2,
+    "Muon": 1e-5, "Muon, all offloaded": 1e-5,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +70,27 @@ def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_update_on_all(
 
 
 def test_offloading_and_recomputation_change_no_bit(curves: dict[int, dict[str, Any]]) -> None:
-    assert curves[2]["plain"] == curves[2]["recomputed and offloaded"]
+    assert curves[2]["plain"] == curves[2]["recomputed and offloaded"] == curves[2]["in host memory"]
+    assert curves[2]["Muon"] == curves[2]["Muon, all offloaded"]
+
+
+@pytest.mark.parametrize("world", WORLDS[1:])
+def test_muon_makes_the_same_update_to_the_bit_on_any_number_of_ranks(
+    curves: dict[int, dict[str, Any]], world: int
+) -> None:
+    assert curves[world]["muon"] == curves[1]["muon"]
+
+
+@pytest.mark.parametrize("world", WORLDS[1:])
+def test_each_layer_asks_for_the_next_one_s_weights_and_backward_for_the_one_before(
+    curves: dict[int, dict[str, Any]], world: int
+) -> None:
+    found = curves[world]["prefetch"]
+    first, last = "model.model.layers.0", "model.model.layers.1"
+    assert found["forward"] == {"root": [first], first: [last], last: []}
+    assert found["backward"] == {"root": [last], last: [first], first: []}
+    assert found["same"]
+    assert curves[1]["prefetch"]["forward"] == {}
 
 
 @pytest.mark.parametrize("world", WORLDS[1:])

@@ -1,10 +1,15 @@
-"""State: what comes back is what was saved, to the bit; what is damaged or half written is never taken for whole."""
+"""State: what comes back is what was saved, to the bit; what is damaged or half written is never taken for whole. Earlier releases' are read."""
 
+import hashlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from structlog.testing import capture_logs
 from tiny_run import make_model, make_store, ranks, recipe
 from torch import Tensor
@@ -12,6 +17,7 @@ from torch import Tensor
 from samples import METRICS, RUN
 from shoal import telemetry
 from shoal.contracts import keys
+from shoal.contracts.muon import MuonSettings
 from shoal.contracts.recipe import Lora
 from shoal.storage import Store
 from shoal.training.host_copy import HostCopy
@@ -20,21 +26,25 @@ from shoal.training.model import Policy
 from shoal.training.optimizer import Optimizer
 from shoal.training.parallel import Ranks
 from shoal.training.stability import History
-from shoal.training.state import BadState, SealedState, States, WrongState, name_on_disk, object_name
+from shoal.training.state import BadState, SealedState, States, WrongState
 
-FILES = ["rank-00000.distcp", "metadata"]
+FILES = ["rank-00000.tensors", "rank-00000.json"]
 LIVENESS = telemetry.Liveness(60.0)
 
 
 class Trained:
     """A policy with its optimizer and host copy."""
 
-    def __init__(self, seed: int = 0, lora: bool = False, **changes: Any) -> None:
+    def __init__(
+        self, seed: int = 0, lora: bool = False, muon: MuonSettings | None = None, on_host: bool = False, **changes: Any
+    ) -> None:
         model = make_model(seed, **changes)
         if lora:
             add_adapters(model, Lora(rank=2, target_modules=["q_proj"]))
         self.policy = Policy(model, ranks())
-        self.optimizer = Optimizer(self.policy.parameters(), recipe())
+        self.optimizer = Optimizer(
+            self.policy.parameters(), recipe(muon=muon), matrices=self.policy.hidden_matrices, on_host=on_host
+        )
         self.copy = HostCopy(self.policy, self.optimizer, ranks())
 
     def update(self, times: int) -> dict[str, Tensor]:
@@ -88,6 +98,36 @@ def test_a_resumed_run_goes_on_bit_for_bit(states: States, lora: bool) -> None:
     assert all(torch.equal(resumed[name], tensor) for name, tensor in went_on.items())
 
 
+@pytest.mark.parametrize("on_host", [False, True])
+def test_a_run_with_muon_goes_on_bit_for_bit_with_one_moment_for_each_matrix(
+    states: States, store: Store, on_host: bool
+) -> None:
+    first = Trained(muon=MuonSettings())
+    first.update(3)
+    first.save(states, 3)
+    went_on = first.update(2)
+    torch.manual_seed(99)
+    other = Trained(seed=5, muon=MuonSettings(), on_host=on_host)
+    other.restore(states, 3)
+    resumed = other.update(2)
+    assert all(torch.equal(resumed[name], tensor) for name, tensor in went_on.items())
+    kept = {key.partition("/")[0] for key in first.copy.tensors if key.endswith("q_proj.weight")}
+    assert kept == {"weights", "momentum_buffer"}
+    plain = Trained()
+    plain.update(1)
+    plain.save(states, 4)
+    assert (store.size(keys.trainer_state(3) + FILES[0]) or 0) < (store.size(keys.trainer_state(4) + FILES[0]) or 0)
+
+
+@pytest.mark.parametrize("written_by_muon", [False, True])
+def test_a_state_of_another_optimizer_is_refused(states: States, written_by_muon: bool) -> None:
+    first, other = (Trained(muon=MuonSettings() if one else None) for one in (written_by_muon, not written_by_muon))
+    first.update(1)
+    first.save(states, 1)
+    with pytest.raises(WrongState, match=r"v000001/ is of another optimizer than recipe\.muon or sft\.muon says"):
+        other.restore(states, 1)
+
+
 def test_what_is_saved_is_what_was_copied_however_the_policy_goes_on(states: States) -> None:
     first = Trained()
     before = first.update(1)
@@ -138,31 +178,48 @@ def test_a_deleted_state_leaves_nothing(states: States, store: Store) -> None:
     assert not store.list(keys.trainer_state(1))
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_damaged_file_is_refused(states: States, store: Store, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (FILES[0], r"v000001/rank-00000.tensors: bytes 0 to \d+ do not have the SHA-256 that rank-00000.json has"),
+        (FILES[1], r"v000001/rank-00000.json has SHA-256 .*, but the seal has"),
+    ],
+)
+def test_a_damaged_file_is_refused_and_the_weights_stay(states: States, store: Store, name: str, message: str) -> None:
     first = Trained()
     first.save(states, 1)
+    now = first.update(1)
+    first.copy.take()
     spoil(store, 1, name)
-    with pytest.raises(BadState, match=rf"v000001/{name} has SHA-256 .*, but the seal has"):
+    with pytest.raises(BadState, match=message) as caught:
         first.restore(states, 1)
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(first.policy.state_dict()[key], tensor) for key, tensor in now.items())
+    assert all(torch.equal(first.copy.tensors[f"weights/{key}"], tensor) for key, tensor in now.items())
 
 
-def test_metadata_whose_digest_is_wrong_is_never_unpickled(states: States, store: Store, tmp_path: Path) -> None:
-    first = Trained()
-    first.save(states, 1)
-    ran = tmp_path / "ran"
-    store.put(keys.trainer_state(1) + "metadata", b"cos\nsystem\n(S'touch %s'\ntR." % str(ran).encode())
-    with pytest.raises(BadState, match="v000001/metadata has SHA-256"):
-        first.restore(states, 1)
-    assert not ran.exists()
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_refused(states: States, store: Store, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (FILES[0], r"rank-00000.json describes rank-00000.tensors, but there is no such object"),
+        (FILES[1], r"the seal of trainer/state/v000001/ has rank-00000.json, but there is no such object"),
+    ],
+)
+def test_a_missing_file_is_refused(states: States, store: Store, name: str, message: str) -> None:
     first = Trained()
     first.save(states, 1)
     store.delete(keys.trainer_state(1) + name)
-    with pytest.raises(BadState, match=rf"state.json seals {name}, but there is no such object"):
+    with pytest.raises(BadState, match=message):
+        first.restore(states, 1)
+
+
+def test_a_file_that_is_cut_short_is_refused_before_anything_is_read(states: States, store: Store) -> None:
+    first = Trained()
+    first.save(states, 1)
+    key = keys.trainer_state(1) + FILES[0]
+    size = store.size(key)
+    store.put(key, store.get(key)[:-1000])
+    with pytest.raises(BadState, match=rf"rank-00000.tensors has {size - 1000} bytes, but rank-00000.json says {size}"):
         first.restore(states, 1)
 
 
@@ -187,7 +244,7 @@ def test_a_damaged_newest_state_gives_way_to_the_one_before_and_says_so(states: 
     assert sealed.version == 1
     assert all(torch.equal(fresh.policy.state_dict()[name], tensor) for name, tensor in before.items())
     assert [log["event"] for log in logs] == ["a state is damaged; trying the previous one"]
-    assert states.sealed() == [1]  # half overwritten by the step that is trained again, it must not look whole
+    assert states.sealed() == [1]  # half overwritten by a later attempt, it must not look whole
 
 
 class OneRankOfTwo(Ranks):
@@ -207,12 +264,22 @@ def test_a_seal_that_another_rank_cannot_read_counts_as_damaged_here_too(
         one.restore(agreed, 1)
 
 
+@pytest.mark.parametrize("name", ["../rank-00000.json", "rank-00000.json#1", "rank/00000"])
+def test_a_seal_with_a_name_that_no_file_can_have_counts_as_damaged(states: States, store: Store, name: str) -> None:
+    first = Trained()
+    first.save(states, 1)
+    key = keys.trainer_state(1) + "state.json"
+    store.put(key, store.get(key).replace(b"rank-00000.json", name.encode()))
+    with pytest.raises(BadState, match=r"v000001/state.json: "):
+        first.restore(states, 1)
+
+
 def test_with_no_intact_state_nothing_is_touched_and_the_way_out_is_said(states: States, store: Store) -> None:
     first = Trained()
     first.save(states, 1)
     spoil(store, 1, FILES[0])
     with pytest.raises(
-        BadState, match=r"none of the states \[1\] is intact.*delete that folder to train from version 0"
+        BadState, match=r"none of the states \[1\] is intact.*delete that folder to continue from the newest published"
     ):
         states.restore_newest(first.copy, LIVENESS)
     assert states.sealed() == [1]
@@ -249,7 +316,62 @@ def test_weights_alone_are_read_beside_those_that_are_trained(states: States) ->
     assert all(torch.equal(first.policy.state_dict()[name], tensor) for name, tensor in now.items())
 
 
-@pytest.mark.parametrize(("on_disk", "name"), [(".metadata", "metadata"), ("__12_0.distcp", "rank-00012.distcp")])
-def test_files_are_named_by_global_rank(on_disk: str, name: str) -> None:
-    assert object_name(on_disk) == name
-    assert name_on_disk(name) == on_disk
+def save_as_before(store: Store, one: Trained, version: int, folder: Path) -> None:
+    """What an earlier release wrote: a distributed checkpoint of torch, its files sealed as wholes."""
+    one.copy.take()
+    dcp.save(dict(one.copy.tensors), storage_writer=dcp.FileSystemWriter(folder, single_file_per_rank=True))
+    files = {}
+    for name, path in (("rank-00000.distcp", folder / "__0_0.distcp"), ("metadata", folder / ".metadata")):
+        store.put_file(keys.trainer_state(version) + name, path)
+        files[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    sealed = SealedState(
+        run=RUN, version=version, updates=one.optimizer.updates, ranks=1, files=files, metrics=None, history=History()
+    )
+    store.put(keys.trainer_state(version) + "state.json", sealed.to_json())
+
+
+def test_a_state_of_an_earlier_release_goes_on_bit_for_bit(states: States, store: Store, tmp_path: Path) -> None:
+    first = Trained()
+    first.update(3)
+    save_as_before(store, first, 3, tmp_path / "old")
+    went_on = first.update(2)
+    other = Trained(seed=5)
+    other.restore(states, 3)
+    assert all(torch.equal(tensor, went_on[name]) for name, tensor in other.update(2).items())
+    assert not list((tmp_path / "scratch").iterdir())
+    weights = states.read_weights(3, other.copy, LIVENESS)
+    assert weights.keys() == {f"weights/{name}" for name in went_on}
+
+
+@pytest.mark.parametrize("name", ["rank-00000.distcp", "metadata"])
+def test_a_damaged_or_missing_file_of_an_earlier_release_is_refused(
+    states: States, store: Store, tmp_path: Path, name: str
+) -> None:
+    first = Trained()
+    save_as_before(store, first, 1, tmp_path / "old")
+    spoil(store, 1, name)
+    with pytest.raises(BadState, match=rf"v000001/{name} has SHA-256 .*, but the seal has"):
+        first.restore(states, 1)
+    store.delete(keys.trainer_state(1) + name)
+    with pytest.raises(BadState, match=rf"the seal of trainer/state/v000001/ has {name}, but there is no such object"):
+        first.restore(states, 1)
+
+
+def test_metadata_whose_digest_is_wrong_is_never_unpickled(states: States, store: Store, tmp_path: Path) -> None:
+    first = Trained()
+    save_as_before(store, first, 1, tmp_path / "old")
+    ran = tmp_path / "ran"
+    store.put(keys.trainer_state(1) + "metadata", b"cos\nsystem\n(S'touch %s'\ntR." % str(ran).encode())
+    with pytest.raises(BadState, match="v000001/metadata has SHA-256"):
+        first.restore(states, 1)
+    assert not ran.exists()
+
+
+def test_a_rank_whose_upload_takes_longer_than_a_collective_may_is_waited_for(store: Store, tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(here.parent), *sys.path])}
+    command = [sys.executable, str(here / "slow_upload_ranks.py"), str(tmp_path / "store")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    sealed = SealedState.from_json(store.get(keys.trainer_state(1) + "state.json"))
+    assert sealed.files.keys() == {"rank-00000.json", "rank-00001.json"}

@@ -203,7 +203,7 @@ def together(vine: VineCourt, rows: list[Rollout], strata: list[range]) -> objec
     assert facts.strata == strata
     policies: OnePolicy = vine.court.policies
     file = File(JOBS["probation"], rows, METADATA)
-    return expensive_finding(file, facts, policies.policy, random.Random(0), {}, Stopwatch())
+    return expensive_finding(file, facts, policies.policy, random.Random(0), {}, {}, Stopwatch())
 
 
 def test_completions_of_another_temperature_do_not_hide_behind_true_continuations(
@@ -225,6 +225,6 @@ def test_proofs_of_as_many_completions_are_verified_as_without_continuations(att
     profile = court.facts.validation.thresholds
     small = replace(small, validation=small.validation.model_copy(update={"thresholds": profile}))
     file = File(JOB, rows, METADATA)
-    assert expensive_finding(file, small, court.policies.policy, random.Random(0), seen, Stopwatch()) is None
+    assert expensive_finding(file, small, court.policies.policy, random.Random(0), seen, {}, Stopwatch()) is None
     assert sum(number < PARENTS for number in seen) == sequential.first_rows(PARENTS, JOB, small.validation) == 4
     assert sum(number >= PARENTS for number in seen) == 10

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from court import JOB, STATISTICAL, Court
 
 from shoal.contracts.protocol import ValidationJob
@@ -38,16 +39,19 @@ def test_the_page_names_the_shares_and_the_border_that_the_checks_use() -> None:
     text = PAGE.read_text()
     shares = {line.split("|")[1].strip(): line for line in text.splitlines() if "of `falseRejectRate` |" in line}
     assert list(shares) == ["`computation`", "`redraw`", "`token_sampling`", "`termination`"]
-    parts = [1, 1, 3, 1]  # token_sampling: improbable tokens, surprise, the sequential test
+    parts = [
+        1,
+        2,
+        3,
+        1,
+    ]  # redraw: outliers and the budget; token_sampling: improbable tokens, surprise, the sequential test
     assert sum(parts) == PARTS
     for line, part in zip(shares.values(), parts, strict=True):
         assert f" {Fraction(part, PARTS)} of `falseRejectRate` |" in line
     # Half of the test's part for each of its two temperatures.
     assert f"`{len(OTHER_TEMPERATURES) * PARTS} / falseRejectRate` (reject)" in text
     words = {5: "a fifth", 6: "a sixth", 7: "a seventh"}
-    parts_in_words = (
-        "improbable tokens, surprise, ends, the mean error of proofs, the budget of redraw and the sequential test"
-    )
+    parts_in_words = "improbable tokens, surprise, ends, the mean error of proofs, outliers, the budget of redraw and the sequential test"
     assert f"how often: {words[PARTS]} each for {parts_in_words}." in text
 
 
@@ -73,7 +77,7 @@ def test_looks_double_until_all_rows_were_seen() -> None:
 
 
 def test_the_false_reject_rate_of_a_file_is_spread_over_parts_and_looks() -> None:
-    assert chance_of_a_part(Validation(false_reject_rate=1e-3), 5) == pytest.approx(1e-3 / 30)
+    assert chance_of_a_part(Validation(false_reject_rate=1e-3), 5) == pytest.approx(1e-3 / 35)
 
 
 def tokens(random: np.random.Generator, count: int, sharpness: float, share: float) -> Prefill:
@@ -91,7 +95,7 @@ def tokens(random: np.random.Generator, count: int, sharpness: float, share: flo
     variance = (np.exp(run) * (-run - mean[:, None]) ** 2).sum(1)
     none = np.zeros(count)
     columns = (run[there], none, none, mean, variance, colder, hotter)
-    return Prefill(np.zeros((count, 0), np.float32), *(column.astype(np.float32) for column in columns))
+    return Prefill(torch.zeros((count, 0)), *(column.astype(np.float32) for column in columns))
 
 
 def test_honest_files_are_rejected_no_oftener_than_stated_however_often_they_are_looked_at() -> None:

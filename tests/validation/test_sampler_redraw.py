@@ -6,17 +6,20 @@ import math
 import numpy as np
 import pytest
 import torch
-from court import JOB, METADATA, STATISTICAL, Court
+from court import CALIBRATED, JOB, METADATA, STATISTICAL, Court
 from test_dishonest_files import proven, rejected, replace, sampled_anew
 from tiny_policy import EOS
 
 from shoal.contracts.pools import SAMPLER
 from shoal.contracts.proof_profile import DRAWN_GAPS
 from shoal.contracts.rollouts import Rollout
+from shoal.contracts.verdicts import UNSCORED
 from shoal.sampling import gumbel
+from shoal.sampling.tails import at_least, too_many_left_out
 from shoal.validation.checks import redraw
 from shoal.validation.facts import File
 from shoal.validation.prefill import Prefill, prefill, prefill_rows
+from shoal.validation.sequential import chance_of_a_part
 
 ALL_ROWS = JOB.model_copy(update={"on_probation": True, "accepted_files": 0})
 WORD = (1 << 64) - 1
@@ -165,7 +168,8 @@ def budget_finding(court: Court, row: Rollout, gaps: np.ndarray, dtype: str, tem
     longer = dataclasses.replace(ours, gaps=gaps, drawn=np.zeros(len(gaps), dtype=np.int64))
     file = File(JOB, [dataclasses.replace(row, temperature=temperature)], METADATA)
     budget = DRAWN_GAPS[dtype]
-    found = redraw.check(file, {0: longer}, budget) or redraw.check_budget(file, {0: longer}, budget, CHANCE)
+    far = redraw.outliers(file, {0: longer}, budget)
+    found = redraw.check(far, file.rows, budget, CHANCE) or redraw.check_budget(file, {0: longer}, budget, CHANCE)
     return "" if found is None else found.evidence
 
 
@@ -208,8 +212,141 @@ def test_an_honest_file_is_beyond_its_budget_no_more_often_than_it_may() -> None
         assert (sums <= redraw.sum_allowed(budget, tokens, 0.005)).all()
 
 
+# Outliers: rows that rounding put farther behind
+
+
+def with_outliers(court: Court, share: float | None) -> Court:
+    """The same court where the budget says how many tokens are farther behind than one may be."""
+    gaps = DRAWN_GAPS["float32"].model_copy(update={"outliers": share})
+    thresholds = CALIBRATED.model_copy(update={"drawn_gaps": gaps})
+    validation = court.facts.validation.model_copy(update={"thresholds": thresholds})
+    return dataclasses.replace(court, facts=dataclasses.replace(court.facts, validation=validation))
+
+
+def last_tokens_changed(court: Court, honest: list[Rollout], rows: list[int]) -> list[Rollout]:
+    """The file with a false last token, right proofs and the reward of what is said now, in each of these rows."""
+    scored = list(honest)
+    for number in rows:
+        tokens = list(honest[number].completion_tokens)
+        tokens[-1] = 2 + (tokens[-1] + 7) % 200
+        scored[number] = proven(court, replace(honest[number], completion_tokens=tokens))
+    return scored
+
+
+def long_rows(honest: list[Rollout]) -> list[int]:
+    return [number for number, row in enumerate(honest) if len(row.completion_tokens) == 40]
+
+
+def test_a_row_with_one_token_too_far_behind_is_left_out_and_not_counted(court: Court, honest: list[Rollout]) -> None:
+    number = long_row(honest)
+    forged = last_tokens_changed(court, honest, [number])
+    assert court.judge(forged, job=ALL_ROWS).reason == "redraw", "without a share no row is left out"
+    verdict = with_outliers(court, 1e-5).judge(forged, job=ALL_ROWS)
+    assert (verdict.outcome, verdict.left_out, verdict.proof_rows) == ("accept", [number], 24), verdict.evidence
+    whole = with_outliers(court, 1e-5).judge(honest, job=ALL_ROWS)
+    assert whole.left_out == []
+    assert [row for row, reward in enumerate(verdict.rewards) if reward == UNSCORED] == [number]
+    assert [r for n, r in enumerate(verdict.rewards) if n != number] == [
+        r for n, r in enumerate(whole.rewards) if n != number
+    ]
+    assert verdict.completion_tokens == whole.completion_tokens - 40
+    assert verdict.compute is not None
+    assert whole.compute is not None
+    assert verdict.compute.flops < whole.compute.flops
+    assert verdict.answers is not None
+    assert verdict.answers.unscorable == 1
+
+
+def test_a_row_of_another_seed_is_no_outlier_of_rounding(court: Court, honest: list[Rollout]) -> None:
+    """Or one of the few rows that are looked at could be chosen freely in each file: if it is seen, it is dropped, and else it is trained on."""
+    number = long_row(honest)
+    picked = sampled_anew(court, honest[number : number + 1], 1.0)[0]
+    evidence = found(with_outliers(court, 1e-5), one_row(court, honest, number, picked))
+    assert evidence.startswith(f"row {number}: ")
+    assert "tokens are not what seed" in evidence
+
+
+def test_a_few_outliers_of_one_row_may_come_together_and_many_may_not() -> None:
+    budget = DRAWN_GAPS["float32"].model_copy(update={"outliers": 1e-5})
+    chance = 1e-4
+    assert redraw.check({0: redraw.Outliers(5, 1000, "five")}, [], budget, chance) is None
+    many = redraw.check({0: redraw.Outliers(9, 1000, "nine")}, [], budget, chance)
+    assert many is not None
+    assert many.evidence == "nine"
+    long = budget.model_copy(update={"outliers": 1e-2})
+    assert redraw.check({0: redraw.Outliers(9, 1000, "nine")}, [], long, chance) is None
+
+
+def test_outliers_of_a_file_s_first_rows_count_against_all_rows_of_the_look(
+    court: Court, honest: list[Rollout]
+) -> None:
+    """Or an honest file would be rejected for the order in which its rows are seen."""
+    short = sorted(range(len(honest)), key=lambda number: len(honest[number].completion_tokens))[:2]
+    forged = last_tokens_changed(court, honest, short)
+    tokens, few = (sum(len(row.completion_tokens) for row in rows) for rows in (honest, [honest[row] for row in short]))
+    chance = chance_of_a_part(court.facts.validation, 1)
+    share = next(share for share in np.geomspace(1e-6, 1e-2, 200) if at_least(2, share * tokens) > chance)
+    assert at_least(2, share * few) < chance
+    assert with_outliers(court, float(share)).judge(forged, job=ALL_ROWS).left_out == sorted(short)
+
+
+def test_more_outliers_than_rounding_makes_reject_the_file(court: Court, honest: list[Rollout]) -> None:
+    rows = long_rows(honest)[:2]
+    assert len(rows) == 2
+    evidence = rejected(
+        with_outliers(court, 1e-6).judge(last_tokens_changed(court, honest, rows), job=ALL_ROWS), "redraw"
+    )
+    assert evidence.startswith("2 of ")
+    assert "have such a token, rounding explains" in evidence
+    assert "is claimed, drawn is" in evidence
+    assert with_outliers(court, 0.01).judge(last_tokens_changed(court, honest, rows), job=ALL_ROWS).left_out == sorted(
+        rows
+    )
+
+
+def test_a_row_that_is_left_out_still_needs_its_proofs(court: Court, honest: list[Rollout]) -> None:
+    number = long_row(honest)
+    forged = last_tokens_changed(court, honest, [number])
+    forged[number] = replace(forged[number], proofs=bytes(len(forged[number].proofs)))
+    rejected(with_outliers(court, 1e-5).judge(forged, job=ALL_ROWS), "computation")
+
+
+def test_gaps_of_a_row_that_is_left_out_are_not_in_the_sum_of_the_file(court: Court, honest: list[Rollout]) -> None:
+    budget = DRAWN_GAPS["float32"].model_copy(update={"outliers": 1e-5})
+    file = File(ALL_ROWS, honest, METADATA)
+    ours = prefill(court.made.model["old"], honest[0], court.facts.eos_token_ids, SAMPLER)
+    assert ours.gaps is not None
+    gaps = np.zeros_like(ours.gaps)
+    gaps[0] = 5.0
+    far = dataclasses.replace(ours, gaps=gaps)
+    assert list(redraw.outliers(file, {0: far}, budget)) == [0]
+    assert redraw.check_budget(file, {0: far, 1: ours}, budget, CHANCE) is not None
+    assert redraw.check_budget(file, {1: ours}, budget, CHANCE) is None
+
+
+def test_a_node_leaves_out_what_rounding_does_and_no_more() -> None:
+    """With one outlier in 25 files of 1,000 tokens: the first is always allowed, one a file never for long."""
+    outliers, tokens = 4e-5, 1000
+    assert not too_many_left_out(1, tokens, outliers)
+    assert too_many_left_out(2, tokens, outliers)
+    allowed = 0
+    for files in range(1, 251):
+        allowed += not too_many_left_out(allowed + 1, files * tokens, outliers)
+    assert 10 <= allowed <= 25  # 10 are expected of honest files
+    chance = np.random.default_rng(7)
+    lost = 0
+    for _ in range(200):
+        rows = 0
+        for files in range(1, 101):
+            for _ in range(chance.poisson(outliers * tokens)):
+                rows, lost = (
+                    (rows, lost + 1) if too_many_left_out(rows + 1, files * tokens, outliers) else (rows + 1, lost)
+                )
+    assert lost / (200 * 100) < 5e-3, "honest files that are lost"
+
+
 def test_where_the_sampler_cannot_be_redone_nothing_is_said(court: Court, honest: list[Rollout]) -> None:
     ours: Prefill = prefill(court.made.model["old"], honest[0], court.facts.eos_token_ids)
     assert (ours.gaps, ours.drawn) == (None, None)
-    assert redraw.check(File(JOB, honest, METADATA), {0: ours}, DRAWN_GAPS["float32"]) is None
+    assert redraw.outliers(File(JOB, honest, METADATA), {0: ours}, DRAWN_GAPS["float32"]) == {}
     assert redraw.check_budget(File(JOB, honest, METADATA), {0: ours}, DRAWN_GAPS["float32"], CHANCE) is None

@@ -24,7 +24,8 @@ from shoal.contracts.rollouts import RolloutMetadata, write_rollouts
 from shoal.contracts.roster import ROLES, Roster
 from shoal.contracts.run import Addresses, Prepared, RunConfig
 from shoal.contracts.signed import Signed, sign
-from shoal.contracts.tasks import tasks_digest, write_tasks
+from shoal.contracts.task_table import write_tasks
+from shoal.contracts.tasks import tasks_digest
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.weights import CheckpointFile, ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.crypto.canonical import document_digest

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.contracts.rollouts import Rollout
+from shoal.sampling.tails import at_least
 from shoal.validation import prefill as prefill_module
 from shoal.validation.checks import token_sampling
-from shoal.validation.checks.termination import at_least
 from shoal.validation.checks.token_sampling import tail
 from shoal.validation.facts import File
 from shoal.validation.policies import Policies

@@ -58,7 +58,7 @@ COLUMNS = {
         _column("Nodes", "integer", ".status.nodes"),
         _READY,
         _column("Stable", "string", ".status.conditions[?(@.type=='Stable')].status"),
-        _column("ETA", "number", ".status.etaSeconds"),
+        _column("ETA", "string", ".status.eta"),
         _AGE,
         _column("Message", "string", ".status.conditions[?(@.type=='Ready')].message"),
         _column("GradNorm", "number", ".status.gradientNorm", 1),

@@ -1,8 +1,9 @@
-"""`python -m tools.docs`: writes docs/cli.md, docs/http.md, docs/parquet.md and docs/ports.md again (`make docs`)."""
+"""`python -m tools.docs`: writes docs/benchmarks/gpu.md, docs/cli.md, docs/http.md, docs/parquet.md and docs/ports.md again (`make docs`)."""
 
 from pathlib import Path
 
 from tools.docs.cli import cli_page
+from tools.docs.gpu import gpu_page
 from tools.docs.http import http_page
 from tools.docs.parquet import parquet_page
 from tools.docs.ports import ports_page
@@ -13,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def files() -> dict[str, str]:
     """What is generated: path below the root -> text."""
     return {
+        "docs/benchmarks/gpu.md": gpu_page(),
         "docs/cli.md": cli_page(),
         "docs/http.md": http_page(),
         "docs/parquet.md": parquet_page(),

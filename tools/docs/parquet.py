@@ -8,7 +8,7 @@ from tools.docs.tables import GENERATED, table
 from shoal.contracts.file_size import MAX_FILE_BYTES
 from shoal.contracts.rollouts import FINISH_REASONS, ROLLOUT_SCHEMA, RolloutMetadata
 from shoal.contracts.sft_data import PROBLEM_SCHEMA, SFT_SCHEMA, TRACE_SCHEMA
-from shoal.contracts.tasks import TASKS_SCHEMA
+from shoal.contracts.task_table import TASKS_SCHEMA
 
 ROLLOUTS = {
     "run": "name of the run",

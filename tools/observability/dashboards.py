@@ -86,7 +86,7 @@ OVERVIEW = Board(
                   "What a process waits for now, and for how long. Empty while nobody waits.", "ShoalPartDown"),
             Panel("Idle", {
                 "{{run}} trainer": one("shoal_trainer_idle_ratio"),
-                "{{run}} workers": f"1 - {busy('worker')} / count by ({BY_RUN}) ({of('shoal_worker_policy_version')})",
+                "{{run}} workers": f"{rate('shoal_worker_engine_idle_seconds_total')} / count by ({BY_RUN}) ({of('shoal_worker_policy_version')})",
             }, "percentunit", "Share of the time in which trainer and workers do nothing.", "ShoalTrainerStarving"),
         ),
         "What it costs": (
@@ -212,7 +212,15 @@ TRUST = Board(
                 "{{run}} waiting": f"sum by ({BY_RUN}) ({of('shoal_worker_waiting_sequences')})",
             }),
             Panel("Waiting for proofs", {"{{run}} 95 %": quantile(0.95, "shoal_worker_proof_wait_seconds")}, "s",
-                  "After the last token of a file."),
+                  "After the last token of a completion."),
+            Panel("Slots by use", {
+                "{{run}} {{use}}": f"{rate('shoal_worker_slot_seconds_total', by='use')}"
+                f" / on ({BY_RUN}) group_left {rate('shoal_worker_slot_seconds_total')}",
+            }, "percentunit", "Use row is the occupancy; the others say why places are empty.", "ShoalWorkersIdle", stacked=True),
+            Panel("Tokens lost", {
+                "{{run}} {{reason}}": f"{rate('shoal_worker_lost_tokens_total', by='reason')}"
+                f" / on ({BY_RUN}) group_left {rate('shoal_worker_completion_tokens_total')}",
+            }, "percentunit", "Of those sampled, by what ended their lease."),
         ),
         "Ledger": (
             Panel("Entries", {"{{run}}": one("shoal_ledger_entries")}, runbook="ShoalLedgerStalled"),

@@ -12,6 +12,7 @@ from shoal.contracts.base import RunName, SpecModel
 from shoal.contracts.pools import SAMPLER_FIELD, Admission, EngineSettings, PoolSampler, Requirements, is_usual
 from shoal_operator.api.base import ChildMeta, ObjectName, PoolName, Quantity, Resources, ScaledStatus
 from shoal_operator.api.pods import Gpus, PodTemplate, PoolImages
+from shoal_operator.api.volumes import ClaimRetention, Volume
 
 
 class PoolFields(SpecModel):
@@ -38,6 +39,12 @@ class PoolFields(SpecModel):
     )
     resources: Resources = Field(default_factory=Resources, description="Resources of one worker's engine.")
     weights_size: Quantity = Field("20Gi", description="Size of each worker's volume for policy versions.")
+    weights_volume: Volume | None = Field(
+        None, description="That volume's claim. The small one with the node's key is of the same class."
+    )
+    claim_retention: ClaimRetention | None = Field(
+        None, description="Claims of workers that go; absent: deleted with the pool, kept when it is scaled in."
+    )
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Placement and labels of the pods.")
 
 
@@ -45,6 +52,18 @@ class InferencePoolTemplate(PoolFields):
     """A pool that the run makes."""
 
     name: PoolName = Field("pool", description="Name of the pool; its object is `<run>-<name>`.")
+    min_replicas: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description="With queueName: workers with which the run may start when its queue has no room for more; absent: all.",
+    )
+    max_replicas: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description="With queueName: workers that the queue reserves, as many as an autoscaler may ask for; absent: replicas.",
+    )
 
 
 class InferencePoolSpec(PoolFields):

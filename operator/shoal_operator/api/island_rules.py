@@ -140,14 +140,6 @@ ISLAND_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="TrainingRunSpec",
-        expression="!has(self.trainer.islands) || !has(self.trainer.islands.count) || !has(self.queueName)",
-        message="does not go with islands.count: a queue admits the trainer's Job alone, and the other islands would start without it",
-        field="queueName",
-        good={"mode": "Train", "queueName": "research", "trainer": {"islands": _group()}},
-        bad=_sft({"count": 2}, queueName="research"),
-    ),
-    Rule(
-        model="TrainingRunSpec",
         expression="!has(self.trainer.islands) || self.stability.action == 'Report'",
         message="must be Report with trainer.islands: one that pauses or goes back alone is carried on by the next exchange",
         field="stability.action",

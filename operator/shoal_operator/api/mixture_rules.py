@@ -1,4 +1,4 @@
-"""The CEL rules about a mixture of tasks (`spec.tasks.mixture`). Part of `rules.RULES`."""
+"""The CEL rules about environments and a mixture of tasks (`spec.tasks.mixture`). Part of `rules.RULES`."""
 
 from typing import Any
 
@@ -8,6 +8,14 @@ _MATH: dict[str, Any] = {"name": "math", "environment": "math", "weight": 3}
 _CODE: dict[str, Any] = {"name": "code", "environment": "code", "weight": 1}
 _TWO: dict[str, Any] = {"mixture": [_MATH, _CODE]}
 _SAMPLED = "(has({0}.offlineFilter) && !has({0}.offlineFilter.solveRate))"
+_GENERATOR = "[a-z][a-z0-9_]*(@[0-9]{1,2}(-[0-9]{1,2})?)?([{].*[}])?([*][0-9]{1,4})?"
+_GENERATORS = f"^reasoning-gym:{_GENERATOR}([+]{_GENERATOR})*$"
+"""What `shoal.environments.reasoning_gym_names` reads, except for the JSON of settings and the names themselves."""
+
+
+def _named(field: str) -> str:
+    """CEL: an environment of generators names some."""
+    return f"!{field}.matches('^reasoning-gym(:.*)?$') || {field}.matches('{_GENERATORS}')"
 
 
 def _run(targets: list[int], **more: Any) -> dict[str, Any]:
@@ -95,5 +103,20 @@ MIXTURE_RULES: tuple[Rule, ...] = (
         field="evaluation.benchmarks",
         good={"tasks": _TWO, "evaluation": {"benchmarks": [{"name": "sums", "tasks": {"source": "math"}}]}},
         bad={"tasks": _TWO, "evaluation": {"benchmarks": [{"name": "sums", "tasks": {"source": "sums"}}]}},
+    ),
+    *(
+        Rule(
+            model=model,
+            expression=f"!has(self.{field}) || {_named(f'self.{field}')}",
+            message="must name generators, as in reasoning-gym:chain_sum or reasoning-gym:gcd@0-2+lcm*3",
+            field=field,
+            good=put("reasoning-gym:" + 'chain_sum{"max_terms":3}*2+gcd@0-2'),
+            bad=put("reasoning-gym:chain_sum,gcd"),
+        )
+        for model, field, put in (
+            ("TaskSource", "environment", lambda name: {"environment": name}),
+            ("MixtureSource", "environment", lambda name: {"name": "sums", "environment": name}),
+            ("Benchmark", "tasks.environment", lambda name: {"name": "sums", "tasks": {"environment": name}}),
+        )
     ),
 )

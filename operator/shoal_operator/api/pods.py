@@ -1,30 +1,50 @@
-"""How the pods of a part are placed and made: GPUs, a short list of pod fields, images. Used by all four kinds.
+"""How the pods of a part are placed and made: GPUs, pod fields, images. Used by all four kinds.
 
-The list of pod fields is closed on purpose: what is here cannot take a pod out of the restricted pod security level. A CRD with a whole pod
-template would be larger than most API servers like.
+The list of pod fields is closed on purpose: what is here cannot take a pod out of the restricted pod security level, unless an admin allows the
+node's network. A CRD with a whole pod template would be larger than most API servers like (`pod_fields`).
 """
 
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from shoal.contracts.base import SpecModel
+from shoal.contracts.base import SpecModel, unset
+from shoal_operator.api.pod_fields import LabelValue as LabelValue
+from shoal_operator.api.pod_fields import ObjectRef as ObjectRef
+from shoal_operator.api.pod_fields import PodFields, Variable, VariablesSource
+from shoal_operator.api.volumes import Volume, temporary_field
 
-LabelValue = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?$")]
 AnnotationValue = Annotated[str, StringConstraints(max_length=4096)]
 Labels = Annotated[dict[str, LabelValue], Field(max_length=32)]
 Annotations = Annotated[dict[str, AnnotationValue], Field(max_length=32)]
 Image = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
-ObjectRef = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
-"""Name of an object that an admin made, such as a priority class or a Secret."""
+
+ResourceName = Annotated[str, StringConstraints(max_length=316, pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")]
 
 
 class Gpus(SpecModel):
     """Accelerators of one pod."""
 
-    count: int = Field(0, ge=0, le=64, description="GPUs of each pod (resource `nvidia.com/gpu`).")
-    type: LabelValue | None = Field(
-        None, description="Only nodes whose label `nvidia.com/gpu.product` has this value; absent: any."
+    count: int = Field(0, ge=0, le=64, description="GPUs of each pod.")
+    resource: ResourceName | None = Field(
+        None,
+        exclude_if=unset,
+        description="Resource that they are, such as `amd.com/gpu` or `nvidia.com/mig-3g.40gb`; absent: `nvidia.com/gpu`.",
+    )
+    claim_template: ObjectRef | None = Field(
+        None,
+        exclude_if=unset,
+        description="ResourceClaimTemplate by whose claim each pod gets its count of GPUs, instead of a resource.",
+    )
+    type: LabelValue | None = Field(None, description="Only nodes whose label `typeLabel` has this value; absent: any.")
+    type_label: ResourceName | None = Field(
+        None, exclude_if=unset, description="Label that has the type; absent: `nvidia.com/gpu.product`."
+    )
+    memory_gib: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Least memory of each GPU in GiB; a part with less ends as it starts. Absent: any.",
     )
 
 
@@ -52,7 +72,7 @@ class NodeRequirement(SpecModel):
     values: list[LabelValue] = Field([], max_length=64, description="Values, for In and NotIn.")
 
 
-class PodTemplate(SpecModel):
+class PodTemplate(PodFields):
     """Settings of a part's pods besides their resources."""
 
     labels: Labels = Field(default_factory=dict, description="Further labels of the pods.")
@@ -64,49 +84,6 @@ class PodTemplate(SpecModel):
     tolerations: list[Toleration] = Field([], max_length=16, description="Taints that the pods tolerate.")
     priority_class_name: ObjectRef | None = Field(None, description="Priority class of the pods.")
     runtime_class_name: ObjectRef | None = Field(None, description="Runtime class of the pods.")
-
-
-VariableName = Annotated[str, StringConstraints(max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Key = Annotated[str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9._-]+$")]
-
-
-class KeyRef(SpecModel):
-    """One key of a Secret in the run's namespace."""
-
-    name: ObjectRef = Field(..., description="Name of the Secret.")
-    key: Key = Field(..., description="Key in it.")
-    optional: bool = Field(False, description="Start without the variable where Secret or key does not exist.")
-
-
-class VariableSource(SpecModel):
-    """Where a variable has its value from."""
-
-    secret_key_ref: KeyRef = Field(..., description="A key of a Secret.")
-
-
-class Variable(SpecModel):
-    """An environment variable, as in a Kubernetes container."""
-
-    name: VariableName = Field(..., description="Name; those that the operator sets itself are refused.")
-    value: Annotated[str, StringConstraints(max_length=4096)] | None = Field(
-        None, description="Value, which anybody may read in the run's objects: nothing secret."
-    )
-    value_from: VariableSource | None = Field(None, description="A Secret's key as its value.")
-
-
-class ObjectSource(SpecModel):
-    """A Secret or ConfigMap in the run's namespace."""
-
-    name: ObjectRef = Field(..., description="Name of the object.")
-    optional: bool = Field(False, description="Start without it where it does not exist.")
-
-
-class VariablesSource(SpecModel):
-    """Every key of one object as a variable, as in a Kubernetes container. Variables that the operator sets win."""
-
-    prefix: VariableName | None = Field(None, description="What is put before each key; absent: nothing.")
-    secret_ref: ObjectSource | None = Field(None, description="A Secret.")
-    config_map_ref: ObjectSource | None = Field(None, description="A ConfigMap.")
 
 
 class PodWithVariables(PodTemplate):
@@ -142,13 +119,15 @@ class OutwardTemplate(SpecModel):
 class PrepareTemplate(OutwardTemplate):
     """Prepare, which fetches model and data sets. What its podTemplate leaves out is as in trainer.podTemplate, except for env and envFrom.
 
-    With GPUs of a validator, what chooses nodes is as in validator.podTemplate instead: nodeSelector, nodeAffinity, tolerations, runtimeClassName.
+    With GPUs of a validator, what chooses nodes is as in validator.podTemplate instead. Volumes, containers and devices are never taken over.
     """
 
     gpu: Gpus | None = Field(
         None,
-        description="Accelerators of prepare, which calibrates proofs on them; absent: those of one of the run's own validators, with its resources.",
+        description="Accelerators of prepare, which calibrates proofs on them; absent: those of one of the run's own validators, with its resources,"
+        " but none where images.trainer is named and the trainer has none.",
     )
+    temporary_volume: Volume | None = temporary_field("the model as it is downloaded")
 
 
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]

@@ -10,6 +10,7 @@ from shoal.contracts.relays import Network, RateLimits
 from shoal_operator.api.base import ChildMeta, Quantity, Resources, ScaledStatus
 from shoal_operator.api.exposure import Exposure
 from shoal_operator.api.pods import PodTemplate, RelayImages
+from shoal_operator.api.volumes import ClaimRetention, Volume
 
 
 class RelayFields(SpecModel):
@@ -38,6 +39,10 @@ class RelayFields(SpecModel):
     )
     resources: Resources = Field(default_factory=Resources, description="Resources of one relay.")
     cache_size: Quantity = Field("20Gi", description="Size of each relay's volume for the kept versions.")
+    cache_volume: Volume | None = Field(None, description="That volume's claim.")
+    claim_retention: ClaimRetention | None = Field(
+        None, description="Claims of relays that go; absent: deleted with the RelayServer, kept when it is scaled in."
+    )
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Placement and labels of the pods.")
 
 

@@ -18,7 +18,10 @@ from shoal_operator.api.file_rules import FILE_RULES
 from shoal_operator.api.island_rules import ISLAND_RULES
 from shoal_operator.api.mixture_rules import MIXTURE_RULES
 from shoal_operator.api.mode_rules import MODE_RULES
+from shoal_operator.api.muon_rules import MUON_RULES
 from shoal_operator.api.objective_rules import OBJECTIVE_RULES
+from shoal_operator.api.offload_rules import OFFLOAD_RULES
+from shoal_operator.api.pod_rules import POD_RULES
 from shoal_operator.api.pool_rules import POOL_RULES
 from shoal_operator.api.prime_rules import PRIME_RULES
 from shoal_operator.api.prompt_rules import PROMPT_RULES
@@ -27,10 +30,13 @@ from shoal_operator.api.sft_rules import SFT_RULES
 from shoal_operator.api.ui_rules import UI_RULES
 from shoal_operator.api.validator_rules import VALIDATOR_RULES
 from shoal_operator.api.vine_rules import VINE_RULES
+from shoal_operator.api.volume_rules import VOLUME_RULES
 
 RULES: tuple[Rule, ...] = (
     *ALGORITHM_RULES,
     *OBJECTIVE_RULES,
+    *OFFLOAD_RULES,
+    *MUON_RULES,
     Rule(
         model="Recipe",
         expression=f"(self.promptsPerStep * {GROUP_SIZE}) % self.optimizerSteps == 0",
@@ -138,20 +144,21 @@ RULES: tuple[Rule, ...] = (
         bad={"recipe": {"overlongShaping": {"bufferTokens": 128}}, "sampling": {"maxCompletionTokens": 96}},
     ),
     Rule(
-        model="Resources",
-        expression="!('nvidia.com/gpu' in self.requests) && !('nvidia.com/gpu' in self.limits)",
-        message="must not name nvidia.com/gpu: gpu.count asks for GPUs",
-        field="",
-        good={"requests": {"cpu": "2"}, "limits": {"memory": "4Gi"}},
-        bad={"requests": {}, "limits": {"nvidia.com/gpu": 1}},
-    ),
-    Rule(
         model="TrainerTemplate",
         expression="!has(self.processesPerReplica) || self.gpu.count == 0 || self.processesPerReplica <= self.gpu.count",
         message="must be at most gpu.count: each rank has a GPU of its own",
         field="processesPerReplica",
         good={"processesPerReplica": 8, "gpu": {"count": 8}},
         bad={"processesPerReplica": 2, "gpu": {"count": 1}},
+    ),
+    Rule(
+        model="TrainerTemplate",
+        expression="!has(self.settings.contextParallel) || (self.replicas * (has(self.processesPerReplica) ? self.processesPerReplica : "
+        "self.gpu.count > 0 ? self.gpu.count : 1)) % self.settings.contextParallel == 0",
+        message="must divide the trainer's ranks, which are replicas x processesPerReplica: that many in a row share each pack",
+        field="settings.contextParallel",
+        good={"replicas": 2, "gpu": {"count": 8}, "settings": {"contextParallel": 16}},
+        bad={"replicas": 2, "gpu": {"count": 8}, "settings": {"contextParallel": 3}},
     ),
     *(
         Rule(
@@ -172,7 +179,7 @@ RULES: tuple[Rule, ...] = (
                 model=model,
                 expression="self.labels.all(key, !key.startsWith('shoal.dev/') && !key.startsWith('app.kubernetes.io/') && "
                 "key != 'kueue.x-k8s.io/queue-name')",
-                message="must not have keys under shoal.dev/ or app.kubernetes.io/, nor Kueue's queue name: those are the operator's",
+                message="must not have keys under shoal.dev/ or app.kubernetes.io/, nor Kueue's queue name: spec.queueName queues the whole run",
                 field="labels",
                 good={"labels": {"team": "rl"}},
                 bad={"labels": {"shoal.dev/run": "other"}},
@@ -349,6 +356,7 @@ RULES: tuple[Rule, ...] = (
     *MIXTURE_RULES,
     *MODE_RULES,
     *EVALUATION_RULES,
+    *POD_RULES,
     *POOL_RULES,
     *PRIME_RULES,
     *PROMPT_RULES,
@@ -358,6 +366,7 @@ RULES: tuple[Rule, ...] = (
     *VALIDATOR_RULES,
     *VINE_RULES,
     *FILE_RULES,
+    *VOLUME_RULES,
     immutable("run", "sums", "other", "InferencePoolSpec"),
     immutable("pool", "fast", "slow", "InferencePoolSpec"),
     immutable("run", "sums", "other", "RelayServerSpec"),

@@ -5,6 +5,7 @@ from pydantic import Field
 from shoal.contracts.trackers import Trackers
 from shoal_operator.api.base import Quantity, Resources
 from shoal_operator.api.pods import ObjectRef, OutwardTemplate
+from shoal_operator.api.volumes import Volume
 
 
 class TrackersTemplate(Trackers, OutwardTemplate):
@@ -17,6 +18,7 @@ class TrackersTemplate(Trackers, OutwardTemplate):
     volume_size: Quantity = Field(
         "1Gi", description="Size of the volume for files of trackers, which outlives the pod."
     )
+    volume: Volume | None = Field(None, description="That volume's claim.")
     resources: Resources = Field(default_factory=Resources, description="Resources of the pod.")
 
     @property

@@ -19,6 +19,7 @@ from shoal_operator.api.runner import RunnerTemplate
 from shoal_operator.api.trackers import TrackersTemplate
 from shoal_operator.api.ui import UiTemplate
 from shoal_operator.api.validator import ValidatorTemplate
+from shoal_operator.api.volumes import StoreVolume, Volume, temporary_field
 
 
 class TrainerTemplate(SpecModel):
@@ -40,6 +41,11 @@ class TrainerTemplate(SpecModel):
     scratch_size: Quantity = Field(
         "20Gi", description="Size of the volumes for unpublished checkpoints and for the origin."
     )
+    scratch_volume: Volume | None = Field(
+        None,
+        description="Those volumes' claims. Islands beside the first then have such a claim too, for as long as their pod lives.",
+    )
+    temporary_volume: Volume | None = temporary_field("a published version that a restart reads")
     pod_template: PodWithVariables = Field(
         default_factory=PodWithVariables, description="Environment, placement and labels of the pods."
     )
@@ -54,10 +60,15 @@ class ControlPlaneTemplate(SpecModel):
     """Orchestrator, discovery and Redis: one pod each."""
 
     resources: Resources = Field(default_factory=Resources, description="Resources of the orchestrator.")
+    redis_volume: Volume | None = Field(None, description="Claim of Redis's volume; absent: 1Gi.")
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Placement and labels of the pods.")
     exposure: Exposure = Field(
         default_factory=Exposure, description="How strangers' machines reach discovery and orchestrator."
     )
+
+
+Release = Annotated[str, StringConstraints(max_length=63, pattern=r"^[0-9A-Za-z]([0-9A-Za-z._-]*[0-9A-Za-z])?$")]
+"""A release of Shoal, such as 0.3.0: also the key of an entry of a Secret."""
 
 
 class TrainingRunSpec(RunSettings):
@@ -67,6 +78,10 @@ class TrainingRunSpec(RunSettings):
         None,
         description="Your PersistentVolumeClaim with the files that `path` fields and tasks of lm-evaluation-harness name. Prepare mounts it"
         " read-only at /shoal/data. Without effect on one machine, where paths are the machine's own.",
+    )
+    store_volume: StoreVolume | None = Field(
+        None,
+        description="Claim of the folder store; absent: storage.folderSize, ReadWriteMany, deleted with the run.",
     )
     prepare: PrepareTemplate | None = Field(
         None,
@@ -107,8 +122,22 @@ class TrainingRunSpec(RunSettings):
         None, description="Send metrics to Weights & Biases, trackio or TensorBoard; absent: no."
     )
     images: Images = Field(default_factory=Images, description="Images instead of the release's.")
+    release: Release | None = Field(
+        None,
+        description="Release of Shoal that makes the run's parts: the operator's, or one that made them before. Another one rolls them one after"
+        " the other, the trainer last, after a version. Absent: they stay as the release that made them.",
+    )
     queue_name: LabelValue | None = Field(
-        None, description="Kueue queue that admits the trainer's Job; absent: it starts at once."
+        None,
+        description="Kueue LocalQueue that admits the whole run, all its pods at once (docs/adr/0095); absent: it starts at once. What refs name"
+        " is not part of it.",
+    )
+    queue_priority: Annotated[int, Field(ge=-2_147_483_648, le=2_147_483_647)] | None = Field(
+        None, description="Priority in the queue; runs of a higher one may preempt. Absent: 0."
+    )
+    managed_by: Literal["kueue.x-k8s.io/multikueue"] | None = Field(
+        None,
+        description="Who runs it instead of this cluster's operator, which then leaves it alone; absent: the operator.",
     )
     active_deadline_seconds: int | None = Field(
         None,
@@ -116,11 +145,18 @@ class TrainingRunSpec(RunSettings):
         le=315_360_000,
         description="Seconds that the run may be active before it fails; a suspension restarts the count. Absent: no limit.",
     )
+    progress_deadline_seconds: int | None = Field(
+        None,
+        ge=1,
+        le=31_536_000,
+        description="Seconds without progress after which the condition `Stalled` names the cause; longer than the longest step with its broadcast."
+        " Absent: an hour.",
+    )
     ttl_seconds_after_finished: int | None = Field(
         None,
         ge=0,
         le=315_360_000,
-        description="Seconds to keep a finished run before deleting it and its folder store. Absent: never delete it.",
+        description="Seconds to keep a finished run before deleting it and its folder store, unless that is retained. Absent: never delete it.",
     )
     keys: KeysSpec | None = Field(
         None, description="Replace keys of the run, as planned or after a leak (docs/security.md); absent: none."
@@ -254,9 +290,16 @@ class TrainingRunStatus(SpecModel):
     observed_generation: int | None = Field(
         None, ge=0, description="Generation of the spec that the operator acted on last."
     )
+    release: str | None = Field(
+        None, description="Release that made the run's parts; while they are rolled, the one that they leave."
+    )
     phase: str | None = Field(None, description="One word for printer columns; the conditions say more.")
     start_time: Time | None = Field(None, description="When the run was started or last resumed, RFC 3339.")
     completion_time: Time | None = Field(None, description="When the run became complete or failed, RFC 3339.")
+    last_progress_time: Time | None = Field(
+        None,
+        description="When a version, step, group with signal or other result was seen last; absent: nothing is due.",
+    )
     step: int | None = Field(None, ge=0, description="Open rollout step.")
     policy_version: int | None = Field(None, ge=0, description="Newest announced policy version.")
     reward: float | None = Field(None, description="Mean task reward of the last trained step.")
@@ -283,6 +326,7 @@ class TrainingRunStatus(SpecModel):
     slashed: int | None = Field(None, ge=0, description="Nodes that were evicted or banned.")
     nodes: int | None = Field(None, ge=0, description="Healthy nodes, including strangers' machines.")
     eta_seconds: float | None = Field(None, ge=0, description="Estimated seconds to the end.")
+    eta: str | None = Field(None, description="The same for people, such as `3 h 20 min`.")
     endpoint: str | None = Field(None, description="URL of discovery, where machines join. See controlPlane.exposure.")
     run_public_key: str | None = Field(None, description="Public key of the run: what strangers' machines trust.")
     island_public_key: str | None = Field(

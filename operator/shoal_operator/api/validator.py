@@ -12,6 +12,7 @@ from shoal.contracts.base import RunName, SpecModel
 from shoal.contracts.recipe import StorageSpec, Validation
 from shoal_operator.api.base import ChildMeta, Resources, ScaledStatus
 from shoal_operator.api.pods import Gpus, PodTemplate, ValidatorImages
+from shoal_operator.api.volumes import Volume, temporary_field
 
 
 class ValidatorFields(SpecModel):
@@ -21,6 +22,7 @@ class ValidatorFields(SpecModel):
     validation: Validation = Field(default_factory=Validation, description="How uploads are checked.")
     gpu: Gpus = Field(default_factory=Gpus, description="Accelerators of one validator.")
     resources: Resources = Field(default_factory=Resources, description="Resources of one validator.")
+    temporary_volume: Volume | None = temporary_field("versions that are fetched")
     pod_template: PodTemplate = Field(default_factory=PodTemplate, description="Placement and labels of the pods.")
 
 

@@ -3,6 +3,7 @@
 from shoal.contracts.roster import Roster
 from shoal_operator.api import TrainingRun
 from shoal_operator.children import names
+from shoal_operator.children.claims import VolumeClaim, claimed
 from shoal_operator.children.exposure import API, way_in
 from shoal_operator.children.pods import (
     Container,
@@ -18,7 +19,7 @@ from shoal_operator.children.storage import role_and_store
 from shoal_operator.children.workloads import deployment, headless_service, stateful_set
 from shoal_operator.engine.cluster import Object
 
-REDIS_CLAIMS: dict[str, str | int] = {"data": "1Gi"}
+REDIS_SIZE = "1Gi"
 
 
 def control_plane(run: TrainingRun, replicas: int, config_hashes: dict[str, str], roster: Roster) -> list[Object]:
@@ -52,8 +53,13 @@ def _redis(run: TrainingRun, replicas: int) -> list[Object]:
     template = _template(run, "redis", container, None)
     return [
         headless_service(name, run_name, "redis", {"redis": names.PORTS["redis"]}),
-        stateful_set(name, run_name, "redis", replicas, template, claims=REDIS_CLAIMS),
+        stateful_set(name, run_name, "redis", replicas, template, claims=redis_claims(run)),
     ]
+
+
+def redis_claims(run: TrainingRun) -> dict[str, VolumeClaim]:
+    """The claim of Redis, by the name of the volume."""
+    return {"data": claimed(run.spec.control_plane.redis_volume, REDIS_SIZE)}
 
 
 def _discovery(run: TrainingRun, replicas: int, config_hash: str, secret: str) -> list[Object]:

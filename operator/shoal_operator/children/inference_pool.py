@@ -5,6 +5,7 @@ from shoal.contracts.roster import first_roster
 from shoal.contracts.run import NodeConfig
 from shoal_operator.api import InferencePool
 from shoal_operator.children import names
+from shoal_operator.children.claims import VolumeClaim, claimed
 from shoal_operator.children.pods import (
     Container,
     claim_template,
@@ -41,7 +42,7 @@ def inference_pool_children(pool: InferencePool, join: NodeConfig) -> list[Objec
     begun = own.model_copy(update={"roster": first_roster(own.roster)})  # nodes follow changed keys without a restart
     config = config_map(names.node_config(name))
     run_folder, weights = empty("run"), claim_template("weights")
-    worker_image = image_of("worker", spec.images)
+    worker_image = image_of("worker", spec.images, spec.gpu)
     containers = [
         Container(
             name="agent",
@@ -70,7 +71,7 @@ def inference_pool_children(pool: InferencePool, join: NodeConfig) -> list[Objec
             port=names.PORTS["worker"],
             probes=http_probes(names.PORTS["worker"]),
             resources=spec.resources,
-            gpus=spec.gpu.count,
+            gpu=spec.gpu,
             shared_memory=True,
         ),
     ]
@@ -88,11 +89,14 @@ def inference_pool_children(pool: InferencePool, join: NodeConfig) -> list[Objec
     return [
         child("ConfigMap", names.node_config(name), run, COMPONENT, {"data": {"node.json": node_json.decode()}}),
         headless_service(name, run, COMPONENT, ports, {names.SET_LABEL: name}),
-        stateful_set(name, run, COMPONENT, spec.replicas, template, claims=pool_claims(pool)),
+        stateful_set(
+            name, run, COMPONENT, spec.replicas, template, claims=pool_claims(pool), retention=spec.claim_retention
+        ),
         disruption_budget(name, run, COMPONENT, set_selector(name, run, COMPONENT)),
     ]
 
 
-def pool_claims(pool: InferencePool) -> dict[str, str | int]:
-    """Size of the volumes of each worker, by name."""
-    return {"key": "1Mi", "weights": pool.spec.weights_size}
+def pool_claims(pool: InferencePool) -> dict[str, VolumeClaim]:
+    """Claims of each worker, by the name of the volume."""
+    weights = claimed(pool.spec.weights_volume, pool.spec.weights_size)
+    return {"key": VolumeClaim("1Mi", weights.storage_class), "weights": weights}

@@ -13,11 +13,13 @@ from shoal.contracts.run import Addresses
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.islands import IslandGroup
 from shoal_operator.children import names
+from shoal_operator.children.claims import claimed, temporary
 from shoal_operator.children.exposure import way_in
 from shoal_operator.children.pods import (
     Container,
     config_map,
     empty,
+    ephemeral,
     http_probes,
     image_of,
     pod_template,
@@ -143,22 +145,22 @@ def _lighthouse(run: TrainingRun, *, work: bool) -> list[Object]:
 
 def _island(run: TrainingRun, island: str, config_hash: str, *, work: bool) -> list[Object]:
     owner, trainer = run.metadata.name, run.spec.trainer
-    name = names.island(owner, island)
+    name, volume = names.island(owner, island), trainer.scratch_volume
     port = names.PORTS["trainer"]
     container = Container(
         name="trainer",
-        image=image_of("trainer", run.spec.images),
+        image=image_of("trainer", run.spec.images, trainer.gpu),
         command=trainer_command(name, names.ranks(owner), 1, trainer.processes),
         role="trainer",
         mounts=(
             config_map(names.config(owner)),
             *role_and_store(owner, None, run.spec.storage, names.island_secret(owner, island)),
-            empty("outbox"),
+            empty("outbox") if volume is None else ephemeral("outbox", claimed(volume, trainer.scratch_size)),
         ),
         port=port,
         probes=http_probes(port),
         resources=trainer.resources,
-        gpus=trainer.gpu.count,
+        gpu=trainer.gpu,
         shared_memory=True,
         variables=trainer.pod_template,
     )
@@ -171,6 +173,7 @@ def _island(run: TrainingRun, island: str, config_hash: str, *, work: bool) -> l
         images=run.spec.images,
         gpu=trainer.gpu,
         config_hash=config_hash,
+        temporary=temporary(trainer.temporary_volume),
     )
     return [
         headless_service(name, owner, COMPONENT, {"trainer": port}, {names.SET_LABEL: name}),

@@ -5,10 +5,18 @@ from shoal.contracts.run import Addresses
 
 SOFTWARE_VERSION = "0.2.0"
 
+
+def image(role: str, release: str) -> str:
+    """Image of a role in a release."""
+    return f"shoal/{role}:{release}"
+
+
 IMAGES = {
-    role: f"shoal/{role}:{SOFTWARE_VERSION}"
+    role: image(role, SOFTWARE_VERSION)
     for role in ("protocol", "redis", "relay", "tracker", "trainer", "validator", "worker")
 }
+ON_GPUS = "-cuda"
+"""What follows the tag of a release's image for pods with GPUs: of trainer, worker and validator."""
 
 REDIS_PORT = 6379
 ORCHESTRATOR_PORT = 8080
@@ -44,13 +52,21 @@ COMPONENT_LABEL = "shoal.dev/component"
 SET_LABEL = "shoal.dev/set"
 ATTEMPT_LABEL = "shoal.dev/attempt"
 CONFIG_HASH_ANNOTATION = "shoal.dev/config-hash"
+RELEASE_ANNOTATION = "shoal.dev/release"
+"""Of a child: the release whose builders made it. Of a record: the release that its owner is to be of."""
+MADE_OF_ANNOTATION = "shoal.dev/made-of"
+"""Of a record: the release that wrote it last, and the digest of what its children are made of."""
 COMPLETE_ANNOTATION = "shoal.dev/complete-at-version"
 """Of the configuration of a run that its orchestrator called complete: the policy version then. It outlives an orchestrator that is away."""
+RESTORED_ANNOTATION = "shoal.dev/restored"
+"""Of a run made of its backup: its store has what it would wait for other runs for. Without it, it waits for them again."""
+RETAIN_ANNOTATION = "shoal.dev/retain"
+"""Of a claim that stays when its run is deleted."""
 POD_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 """Kubernetes' label of the pods of an Indexed Job."""
 POD_NAME_LABEL = "statefulset.kubernetes.io/pod-name"
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""Kueue's label: the queue that admits a Job."""
+ADMITTED_ANNOTATION = "shoal.dev/admitted-replicas"
+"""Of a pool, relays or validators of a run in a queue: pods that the queue admits, whatever `spec.replicas` asks for."""
 OPERATOR_NAME = "shoal-operator"
 """`app.kubernetes.io/name` of the operator's own pods."""
 
@@ -79,6 +95,11 @@ def trainer(run: str) -> str:
 def ranks(run: str) -> str:
     """Headless Service that names every pod of a trainer with several, for their rendezvous."""
     return f"{run}-ranks"
+
+
+def workload(run: str) -> str:
+    """Kueue Workload of the whole run."""
+    return f"{run}-workload"
 
 
 def trainer_job(run: str, attempt: int) -> str:
@@ -191,6 +212,11 @@ def run_key_secret(run: str, generation: int = 1) -> str:
 def roster_secret(run: str) -> str:
     """Secret with the newest roster: the one object whose writing changes a key."""
     return f"{run}-roster"
+
+
+def release_record(owner: str) -> str:
+    """Secret with what releases made for a run, pool, relays or validators."""
+    return f"{owner}-release"
 
 
 def store(run: str) -> str:

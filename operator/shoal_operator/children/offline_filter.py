@@ -50,6 +50,7 @@ def filter_training_run(run: TrainingRun, references: References, *, suspend: bo
         length_reward=spec.length_reward,
         generate=GenerateSettings(dataset=FILTER_DATASET, traces_per_problem=1),
         storage=spec.storage,
+        store_volume=spec.store_volume and spec.store_volume.model_copy(update={"retain": False}),
         data_claim=spec.data_claim,
         prepare=spec.prepare,
         trainer=spec.trainer.model_copy(
@@ -66,10 +67,15 @@ def filter_training_run(run: TrainingRun, references: References, *, suspend: bo
         validator=validator,
         # Without exposure: strangers' machines join the run itself.
         control_plane=ControlPlaneTemplate(
-            resources=spec.control_plane.resources, pod_template=spec.control_plane.pod_template
+            resources=spec.control_plane.resources,
+            redis_volume=spec.control_plane.redis_volume,
+            pod_template=spec.control_plane.pod_template,
         ),
         images=spec.images,
         failure_policy=spec.failure_policy,
+        progress_deadline_seconds=spec.progress_deadline_seconds,
+        queue_name=spec.queue_name,
+        queue_priority=spec.queue_priority,
         suspend=suspend,
     )
     name = run.metadata.name

@@ -66,7 +66,8 @@ def own_kinds(run: TrainingRun, scales: Mapping[str, Scale], hashes: Mapping[str
         templates.append(("Validator", names.validator(name), "validator", validator))
     for pool in spec.inference_pools:
         content = {"pool": pool.name, **_dump(pool), "images": _images(run, PoolImages)}
-        del content["name"]
+        for of_the_run in ("name", "minReplicas", "maxReplicas"):
+            content.pop(of_the_run, None)
         templates.append(("InferencePool", names.pool(name, pool.name), "pool", content))
     made = []
     for kind, child_name, component, content in templates:

@@ -10,6 +10,8 @@ from shoal.contracts.base import SpecModel
 from shoal_operator.api.base import Resources
 from shoal_operator.api.pods import Gpus, ImagePull, NodeRequirement, OutwardTemplate, PodTemplate, PodWithVariables
 from shoal_operator.children import names
+from shoal_operator.children.claims import VolumeClaim
+from shoal_operator.children.overlay import overlay
 from shoal_operator.engine.cluster import Object
 
 HOME = "/shoal"
@@ -19,7 +21,18 @@ USER_ID = 10001
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_TYPE_LABEL = "nvidia.com/gpu.product"
 """What NVIDIA's GPU feature discovery labels nodes with."""
+GPU_CLAIM = "gpu"
+"""Claim of the pod's GPUs where they come by dynamic resource allocation."""
 SHARED_MEMORY = "shm"
+TEMPORARY = "tmp"
+
+PASSED_ON = (
+    "nodeSelector", "affinity", "tolerations", "priorityClassName", "runtimeClassName", "schedulerName", "topologySpreadConstraints",
+    "resourceClaims", "serviceAccountName", "imagePullSecrets", "securityContext", "hostNetwork", "hostAliases", "dnsConfig", "volumes",
+    "containers",
+)  # fmt: skip
+"""Fields of a podTemplate that are a pod's own, as they are there."""
+ORDER = {name: number for number, name in enumerate(PASSED_ON)}
 
 STARTUP_SECONDS = 1800
 """A large model takes many minutes to load; until the start-up probe has passed no liveness probe runs."""
@@ -108,10 +121,9 @@ def claim_template(path: str) -> Mount:
     return Mount(path, None)
 
 
-def ephemeral(path: str, size: str | int) -> Mount:
+def ephemeral(path: str, claim: VolumeClaim) -> Mount:
     """A volume from the cluster's storage that lives as long as its pod."""
-    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": size}}}
-    return Mount(path, {"ephemeral": {"volumeClaimTemplate": {"spec": claim}}})
+    return Mount(path, {"ephemeral": {"volumeClaimTemplate": {"spec": claim.spec()}}})
 
 
 def empty(path: str) -> Mount:
@@ -152,7 +164,8 @@ class Container:
     port: int | None = None
     probes: Mapping[str, Any] = field(default_factory=dict)
     resources: Resources | None = None
-    gpus: int = 0
+    gpu: Gpus = field(default_factory=Gpus)
+    """What it is promised, and checks as it starts."""
     shared_memory: bool = False
     """Needs a `/dev/shm` larger than the 64 MiB that a container has: NCCL and vLLM exchange tensors there. Its pages count as the container's
     memory, and its memory limit bounds them."""
@@ -167,14 +180,16 @@ class Container:
             made["args"] = self.args
         # Ours come last and win: of one name Kubernetes takes the last, and `env` before `envFrom`.
         variables = self.variables or PodWithVariables()
-        made["env"] = [*_said(variables.env or ()), *environment(self.role)]
+        made["env"] = [*said(variables.env or ()), *environment(self.role, self.gpu)]
         if variables.env_from:
-            made["envFrom"] = _said(variables.env_from)
+            made["envFrom"] = said(variables.env_from)
         if self.port is not None:
             made["ports"] = [{"name": self.name, "containerPort": self.port}]
         given = self.resources.model_dump(mode="json", exclude_none=True) if self.resources else {}
-        if self.gpus:
-            given["limits"] = given.get("limits", {}) | {GPU_RESOURCE: self.gpus}
+        if self.gpu.count and self.gpu.claim_template is not None:
+            given["claims"] = [{"name": GPU_CLAIM}]
+        elif self.gpu.count:
+            given["limits"] = given.get("limits", {}) | {self.gpu.resource or GPU_RESOURCE: self.gpu.count}
         if kept := {key: value for key, value in given.items() if value}:
             made["resources"] = kept
         made |= self.probes
@@ -199,11 +214,12 @@ class Container:
     @property
     def all_mounts(self) -> tuple[Mount, ...]:
         """The container's mounts, and the folder for temporary files that every container has."""
-        return (*self.mounts, empty("tmp"))
+        return (*self.mounts, empty(TEMPORARY))
 
 
-def environment(role: str) -> list[Object]:
-    """All that a container finds in its environment; everything else is in `config/`."""
+def environment(role: str, gpu: Gpus) -> list[Object]:
+    """All that a container finds in its environment; everything else is in `config/`. What it is promised of GPUs is read by `accelerators`."""
+    promised = {"SHOAL_GPUS": gpu.count, "SHOAL_GPU_TYPE": gpu.type, "SHOAL_GPU_MEMORY_GIB": gpu.memory_gib}
     return [
         {"name": "SHOAL_HOME", "value": HOME},
         {"name": "SHOAL_BIND", "value": "0.0.0.0"},  # noqa: S104 - a pod's addresses are its own
@@ -212,13 +228,14 @@ def environment(role: str) -> list[Object]:
         # The root file system is read-only: what libraries want to write goes to the pod's own folder.
         {"name": "HOME", "value": "$(SHOAL_HOME)/tmp"},
         {"name": "TMPDIR", "value": "$(SHOAL_HOME)/tmp"},
+        *({"name": name, "value": str(value)} for name, value in promised.items() if gpu.count and value is not None),
     ]
 
 
-def image_of(part: str, images: ImagePull) -> str:
-    """Image of a part: what the author chose, or the release's."""
+def image_of(part: str, images: ImagePull, gpu: Gpus | None = None) -> str:
+    """Image of a part: what the author chose, or the release's, of the variant for GPUs where the pod has any."""
     chosen: str | None = getattr(images, part, None)
-    return chosen or names.IMAGES[part]
+    return chosen or (names.IMAGES[part] + names.ON_GPUS if gpu is not None and gpu.count else names.IMAGES[part])
 
 
 def pod_template(
@@ -232,6 +249,7 @@ def pod_template(
     gpu: Gpus | None = None,
     restart_policy: str = "Always",
     config_hash: str | None = None,
+    temporary: VolumeClaim | None = None,
 ) -> Object:
     """A pod template under the restricted pod security standard.
 
@@ -240,6 +258,7 @@ def pod_template(
         images: how images are pulled.
         gpu: kind of GPU that the node must have, where the containers ask for any.
         config_hash: digest of the configuration: pods restart when it changes.
+        temporary: claim of the containers' temporary files; None: the node's disk.
     """
     listed = list(containers)
     volumes: dict[str, Object] = {}
@@ -247,6 +266,8 @@ def pod_template(
         for mount in container.all_mounts:
             if mount.source is not None:
                 volumes[mount.volume] = {"name": mount.volume, **mount.source}
+    if temporary is not None:
+        volumes[TEMPORARY] = {"name": TEMPORARY, **(ephemeral(TEMPORARY, temporary).source or {})}
     if any(container.shared_memory for container in listed):
         volumes[SHARED_MEMORY] = {"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory"}}
     metadata: Object = {"labels": placement.labels | names.labels(run, component)}
@@ -279,34 +300,42 @@ def pod_template(
     }
     if images.pull_secrets:
         spec["imagePullSecrets"] = [{"name": secret} for secret in images.pull_secrets]
-    return {"metadata": metadata, "spec": spec | _placed(placement, gpu)}
+    return {"metadata": metadata, "spec": overlay(spec, _laid_over(placement, gpu))}
 
 
-def _placed(placement: PodTemplate, gpu: Gpus | None) -> Object:
-    """The pod fields that say where a pod runs, and as what."""
-    spec: Object = {}
-    selector = dict(placement.node_selector)
+def _laid_over(placement: PodTemplate, gpu: Gpus | None) -> Object:
+    """The author's fields, and those that follow from the GPUs, as a partial pod spec."""
+    given = placement.model_dump(mode="json", by_alias=True, exclude_none=True)
+    spec: Object = {name: given[name] for name in PASSED_ON if given.get(name)}
+    for each in spec.get("containers", ()):
+        each |= {name: _without_empty(each[name]) for name in ("env", "envFrom") if name in each}
+        if "resources" in each:
+            each["resources"] = {name: value for name, value in each["resources"].items() if value}
+    if "imagePullSecrets" in spec:
+        spec["imagePullSecrets"] = [{"name": each["name"]} for each in spec["imagePullSecrets"]]
     if gpu is not None and gpu.type is not None:
-        selector[GPU_TYPE_LABEL] = gpu.type
-    if selector:
-        spec["nodeSelector"] = selector
+        spec["nodeSelector"] = spec.get("nodeSelector", {}) | {gpu.type_label or GPU_TYPE_LABEL: gpu.type}
+    if gpu is not None and gpu.count and gpu.claim_template is not None:
+        claim = {"name": GPU_CLAIM, "resourceClaimTemplateName": gpu.claim_template}
+        spec["resourceClaims"] = [*spec.get("resourceClaims", []), claim]
     if placement.node_affinity:
         term = {"matchExpressions": [_expression(each) for each in placement.node_affinity]}
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
-        spec["affinity"] = {"nodeAffinity": required}
+        spec["affinity"] = spec.get("affinity", {}) | {"nodeAffinity": required}
     if placement.tolerations:
-        spec["tolerations"] = _said(placement.tolerations)
-    if placement.priority_class_name is not None:
-        spec["priorityClassName"] = placement.priority_class_name
-    if placement.runtime_class_name is not None:
-        spec["runtimeClassName"] = placement.runtime_class_name
-    return spec
+        spec["tolerations"] = said(placement.tolerations)
+    if placement.host_network:
+        spec["dnsPolicy"] = "ClusterFirstWithHostNet"  # the names of our Services, too
+    return dict(sorted(spec.items(), key=lambda item: ORDER.get(item[0], len(ORDER))))
 
 
-def _said(fields: Iterable[SpecModel]) -> list[Object]:
+def said(fields: Iterable[SpecModel]) -> list[Object]:
     """Fields that are Kubernetes' own, as they are there. An API server leaves out what is empty: with it a pod would never be as it was applied."""
-    said = (each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in fields)
-    return [{name: value for name, value in each.items() if value != ""} for each in said]
+    return _without_empty(each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in fields)
+
+
+def _without_empty(fields: Iterable[Object]) -> list[Object]:
+    return [{name: value for name, value in each.items() if value != ""} for each in fields]
 
 
 def _expression(requirement: NodeRequirement) -> Object:

@@ -5,7 +5,9 @@ from shoal_operator.api import RelayServer
 from shoal_operator.api.base import quantity_value
 from shoal_operator.api.relay_server import RelayFields
 from shoal_operator.children import names
+from shoal_operator.children.claims import VolumeClaim, claimed
 from shoal_operator.children.exposure import way_in
+from shoal_operator.children.overlay import overlay
 from shoal_operator.children.pods import (
     Container,
     certificate,
@@ -48,7 +50,7 @@ def relay_server_children(relay: RelayServer, config_hash: str | None, secret: s
         kept_versions=spec.kept_versions,
         rate_limits=spec.rate_limits,
         sources=spec.sources,
-        disk_bytes=disk_bytes(spec.cache_size),
+        disk_bytes=disk_bytes(relay_claims(relay)["www"].size),
         trusted_proxies=spec.trusted_proxies,
     ).to_json()
     config = config_map(names.config(run), names.relay_config(name))
@@ -84,21 +86,23 @@ def relay_server_children(relay: RelayServer, config_hash: str | None, secret: s
         config_hash=digest((config_hash or "").encode() + relay_json),
     )
     selector = set_selector(name, run, COMPONENT)
-    # Relays on one node share its uplink, and fall with it. Better so than not at all.
-    template["spec"]["topologySpreadConstraints"] = [
-        {
-            "maxSkew": 1,
-            "topologyKey": "kubernetes.io/hostname",
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": selector},
-        }
-    ]
+    # Relays on one node share its uplink, and fall with it. Better so than not at all. An author's own word on it holds.
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector},
+    }
+    own = {key: template["spec"][key] for key in ("topologySpreadConstraints",) if key in template["spec"]}
+    template["spec"] = overlay(template["spec"] | {"topologySpreadConstraints": [spread]}, own)
     ports = {part: names.PORTS[part] for part in ("nginx", "sync")}
     content = {"data": {"relay.json": relay_json.decode()}}
     return [
         child("ConfigMap", names.relay_config(name), run, COMPONENT, content),
         headless_service(name, run, COMPONENT, ports, {names.SET_LABEL: name}),
-        stateful_set(name, run, COMPONENT, spec.replicas, template, claims=relay_claims(relay)),
+        stateful_set(
+            name, run, COMPONENT, spec.replicas, template, claims=relay_claims(relay), retention=spec.claim_retention
+        ),
         disruption_budget(name, run, COMPONENT, selector),
         *(
             made
@@ -131,6 +135,6 @@ def disk_bytes(cache_size: str | int) -> int:
     return max(LEAST_DISK_BYTES, int(VERSIONS_SHARE * quantity_value(cache_size)))
 
 
-def relay_claims(relay: RelayServer) -> dict[str, str | int]:
-    """Size of the volumes of each relay, by name."""
-    return {"www": relay.spec.cache_size}
+def relay_claims(relay: RelayServer) -> dict[str, VolumeClaim]:
+    """Claims of each relay, by the name of the volume."""
+    return {"www": claimed(relay.spec.cache_volume, relay.spec.cache_size)}

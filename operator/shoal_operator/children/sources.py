@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from shoal.contracts.datasets import Mode, filter_run
+from shoal_operator.api import TrainingRun
 from shoal_operator.api.training_run import TrainingRunSpec
 from shoal_operator.children import names
 from shoal_operator.children.pods import Mount
@@ -41,6 +42,11 @@ def data_mounts(spec: TrainingRunSpec) -> tuple[Mount, ...]:
         return ()
     claim = {"persistentVolumeClaim": {"claimName": spec.data_claim, "readOnly": True}}
     return (Mount(DATA_FOLDER, claim, read_only=True),)
+
+
+def is_restored(run: TrainingRun) -> bool:
+    """Whether the run was made of a backup: what it took from other runs lies in its own store, and they need not be there any more."""
+    return names.RESTORED_ANNOTATION in run.metadata.annotations
 
 
 def source_mounts(run_name: str, spec: TrainingRunSpec) -> tuple[Mount, ...]:

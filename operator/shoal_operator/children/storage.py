@@ -1,7 +1,10 @@
 """How a trusted pod reaches the object store: a claim for the folder store, credentials for an S3-compatible one. Pure."""
 
 from shoal.contracts.recipe import StorageSpec
+from shoal_operator.api import TrainingRun
+from shoal_operator.api.volumes import StoreVolume
 from shoal_operator.children import names
+from shoal_operator.children.claims import claimed
 from shoal_operator.children.pods import Mount, claim, secrets, store_credentials
 from shoal_operator.children.workloads import volume_claim
 from shoal_operator.engine.cluster import Object
@@ -29,8 +32,12 @@ def store_to_read(run: str, storage: StorageSpec, credentials: str | None) -> tu
     return (Mount("store", source, read_only=True),)
 
 
-def store_claim(run: str, storage: StorageSpec) -> list[Object]:
-    """The claim of the folder store; several pods mount it, so it is `ReadWriteMany`."""
+def store_claims(run: TrainingRun) -> list[Object]:
+    """The claim of the folder store, if the run has one. One that is retained says so: it gets no owner (`reconcile/common.py`)."""
+    name, storage, volume = run.metadata.name, run.spec.storage, run.spec.store_volume or StoreVolume()
     if storage.s3 is not None:
         return []
-    return [volume_claim(names.store(run), run, "store", storage.folder_size, "ReadWriteMany")]
+    made = volume_claim(names.store(name), name, "store", claimed(volume, storage.folder_size, volume.access_mode))
+    if volume.retain:
+        made["metadata"]["annotations"] = {names.RETAIN_ANNOTATION: "true"}
+    return [made]

@@ -5,6 +5,7 @@ Like the page it has no key of any role and reads the store only. What it sends 
 
 from shoal_operator.api import TrainingRun
 from shoal_operator.children import names
+from shoal_operator.children.claims import VolumeClaim, claimed
 from shoal_operator.children.pods import (
     Container,
     claim_template,
@@ -62,6 +63,7 @@ def tracker_children(run: TrainingRun, replicas: int, config_hash: str) -> list[
     ]
 
 
-def tracker_claims(run: TrainingRun) -> dict[str, str | int]:
-    """Size of the pod's volume, by name; none without `spec.trackers`."""
-    return {} if run.spec.trackers is None else {FOLDER: run.spec.trackers.volume_size}
+def tracker_claims(run: TrainingRun) -> dict[str, VolumeClaim]:
+    """The pod's claim, by the name of the volume; none without `spec.trackers`."""
+    spec = run.spec.trackers
+    return {} if spec is None else {FOLDER: claimed(spec.volume, spec.volume_size)}

@@ -1,12 +1,14 @@
 """The trainer's Job, one attempt of it, with publisher and origin nginx as sidecars: the Job is complete when the trainer alone is done. Pure.
 
 A trainer of several pods is an Indexed Job whose pods find each other at the name of pod 0. One rank that dies ends the others (their collectives
-fail), the Job fails as a whole, and the next attempt resumes from the last state. Only rank 0 writes versions: the sidecars of other pods find
+fail), the Job fails as a whole, and the next attempt resumes from the last version. Only pod 0 writes versions: the sidecars of other pods find
 nothing to do, and the Service that names the origin finds pod 0 only.
 """
 
 from shoal_operator.api import TrainingRun
+from shoal_operator.api.pods import Gpus
 from shoal_operator.children import names
+from shoal_operator.children.claims import claimed, temporary
 from shoal_operator.children.pods import (
     Container,
     claim,
@@ -44,7 +46,7 @@ def trainer_services(run: TrainingRun) -> list[Object]:
 
 
 def trainer_job(run: TrainingRun, attempt: int, config_hash: str, secret: str | None = None) -> Object:
-    """The Job of one attempt. It resumes from the newest complete state in the store. `secret` holds the role's key; None: the first."""
+    """The Job of one attempt. It resumes from the newest version and state in the store. `secret` holds the role's key; None: the first."""
     name, trainer = run.metadata.name, run.spec.trainer
     config = config_map(names.config(name))
     # The run's trainer is the first of its islands.
@@ -59,8 +61,10 @@ def trainer_job(run: TrainingRun, attempt: int, config_hash: str, secret: str | 
         outbox, www = claim("outbox", names.outbox(name)), claim("www", names.www(name))
     else:
         # Pods on several nodes cannot share a volume. What is lost with the pod is made again from the store.
-        outbox, www = ephemeral("outbox", trainer.scratch_size), ephemeral("www", trainer.scratch_size)
+        scratch = claimed(trainer.scratch_volume, trainer.scratch_size)
+        outbox, www = ephemeral("outbox", scratch), ephemeral("www", scratch)
     relay_image = image_of("relay", run.spec.images)
+    gpu = Gpus() if run.spec.mode == "Generate" else trainer.gpu  # the collector computes nothing
     containers = [
         Container(
             name="nginx",
@@ -84,7 +88,7 @@ def trainer_job(run: TrainingRun, attempt: int, config_hash: str, secret: str | 
         ),
         Container(
             name="trainer",
-            image=image_of("trainer", run.spec.images),
+            image=image_of("trainer", run.spec.images, gpu),
             command=COLLECTOR
             if run.spec.mode == "Generate"
             else trainer_command(
@@ -99,7 +103,7 @@ def trainer_job(run: TrainingRun, attempt: int, config_hash: str, secret: str | 
             port=names.PORTS["trainer"],
             probes=http_probes(names.PORTS["trainer"]),
             resources=trainer.resources,
-            gpus=trainer.gpu.count,
+            gpu=gpu,
             shared_memory=True,
             variables=trainer.pod_template,
         ),
@@ -113,9 +117,10 @@ def trainer_job(run: TrainingRun, attempt: int, config_hash: str, secret: str | 
         grace_seconds=60,
         placement=trainer.pod_template,
         images=run.spec.images,
-        gpu=trainer.gpu,
+        gpu=gpu,
         restart_policy="OnFailure" if single else "Never",
         config_hash=config_hash,
+        temporary=temporary(trainer.temporary_volume),
     )
     if not single:
         template["spec"]["subdomain"] = names.ranks(name)
@@ -125,10 +130,6 @@ def trainer_job(run: TrainingRun, attempt: int, config_hash: str, secret: str | 
         names.trainer_job(name, attempt), name, COMPONENT, template, backoff_limit=backoff_limit, pods=trainer.replicas
     )
     made["metadata"]["labels"][names.ATTEMPT_LABEL] = str(attempt)
-    if run.spec.queue_name is not None:
-        made["metadata"]["labels"][names.QUEUE_LABEL] = run.spec.queue_name
-        # Kueue starts it when there is room, and owns the field from then on: it is said at creation only (reconcile/common.py).
-        made["spec"]["suspend"] = True
     return made
 
 

@@ -2,6 +2,7 @@
 
 from shoal_operator.api import Validator
 from shoal_operator.children import names
+from shoal_operator.children.claims import temporary
 from shoal_operator.children.pods import Container, config_map, http_probes, image_of, pod_template
 from shoal_operator.children.storage import role_and_store
 from shoal_operator.children.trainer import OWN_CHOICE, TORCHRUN
@@ -16,7 +17,7 @@ def validator_children(validator: Validator, config_hash: str | None, secret: st
     name, run, spec = validator.metadata.name, validator.spec.run, validator.spec
     container = Container(
         name="validator",
-        image=image_of("validator", spec.images),
+        image=image_of("validator", spec.images, spec.gpu),
         command=validator_command(spec.gpu.count),
         role="validator",
         mounts=(
@@ -26,7 +27,7 @@ def validator_children(validator: Validator, config_hash: str | None, secret: st
         port=names.PORTS["validator"],
         probes=http_probes(names.PORTS["validator"]),
         resources=spec.resources,
-        gpus=spec.gpu.count,
+        gpu=spec.gpu,
         shared_memory=spec.gpu.count > 1,
     )
     template = pod_template(
@@ -38,6 +39,7 @@ def validator_children(validator: Validator, config_hash: str | None, secret: st
         images=spec.images,
         gpu=spec.gpu,
         config_hash=config_hash,
+        temporary=temporary(spec.temporary_volume),
     )
     return [
         deployment(name, run, COMPONENT, spec.replicas, template, single=False),

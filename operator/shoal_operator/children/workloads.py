@@ -4,7 +4,9 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from shoal_operator.api.volumes import ClaimRetention
 from shoal_operator.children import names
+from shoal_operator.children.claims import VolumeClaim
 from shoal_operator.engine.cluster import CHILD_KINDS, Object
 
 
@@ -25,9 +27,17 @@ def deployment(name: str, run: str, component: str, replicas: int, template: Obj
 
 
 def stateful_set(
-    name: str, run: str, component: str, replicas: int, template: Object, *, claims: Mapping[str, str | int]
+    name: str,
+    run: str,
+    component: str,
+    replicas: int,
+    template: Object,
+    *,
+    claims: Mapping[str, VolumeClaim],
+    retention: ClaimRetention | None = None,
 ) -> Object:
-    """A StatefulSet whose pods start in parallel. `claims`: size of the volume of each pod, by name."""
+    """A StatefulSet whose pods start in parallel. `claims`: those of each pod, by the name of their volume."""
+    kept = retention or ClaimRetention()
     selector = set_selector(name, run, component)
     template["metadata"]["labels"] |= selector
     spec: Object = {
@@ -36,14 +46,14 @@ def stateful_set(
         "podManagementPolicy": "Parallel",
         "selector": {"matchLabels": selector},
         "template": template,
-        "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Delete", "whenScaled": "Retain"},
+        "persistentVolumeClaimRetentionPolicy": {"whenDeleted": kept.when_deleted, "whenScaled": kept.when_scaled},
         "volumeClaimTemplates": [
             {
                 # Labelled like our other claims, so that they are seen and can be made larger.
                 "metadata": {"name": volume, "labels": names.labels(run, component)},
-                "spec": claim_spec(size, "ReadWriteOnce"),
+                "spec": claim.spec(),
             }
-            for volume, size in claims.items()
+            for volume, claim in claims.items()
         ],
     }
     return child("StatefulSet", name, run, component, {"spec": spec})
@@ -112,12 +122,8 @@ def set_selector(name: str, run: str, component: str) -> dict[str, str]:
     return names.selector(run, component) | {names.SET_LABEL: name}
 
 
-def volume_claim(name: str, run: str, component: str, size: str | int, access: str) -> Object:
-    return child("PersistentVolumeClaim", name, run, component, {"spec": claim_spec(size, access)})
-
-
-def claim_spec(size: str | int, access: str) -> Object:
-    return {"accessModes": [access], "resources": {"requests": {"storage": size}}}
+def volume_claim(name: str, run: str, component: str, claim: VolumeClaim) -> Object:
+    return child("PersistentVolumeClaim", name, run, component, {"spec": claim.spec()})
 
 
 def digest(data: bytes) -> str:

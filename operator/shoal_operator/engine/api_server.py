@@ -38,6 +38,8 @@ LASTING = frozenset({400, 403, 413, 422})
 """Refusals that stand until someone changes the object, a quota, an admission rule or a permission."""
 TERMINATING = "because it is being terminated"
 """In the refusal of new objects in a terminating namespace."""
+NO_SUCH_FIELD = "failed to create typed patch object"
+"""In the refusal of an applied object with a field that its kind does not have: of a podTemplate's, say. Its status is 500."""
 METHODS = {
     "get": "GET",
     "list": "GET",
@@ -59,7 +61,8 @@ class ApiError(ClusterError):
     def __init__(self, text: str, status: int = 0, reason: str = "", retry_after: float | None = None) -> None:
         super().__init__(text)
         self.status, self.reason, self.retry_after = status, reason, retry_after
-        self.passing = status not in LASTING or TERMINATING in text
+        self.lasting = status in LASTING or NO_SUCH_FIELD in text
+        self.passing = not self.lasting or TERMINATING in text
 
 
 class NotLeader(ApiError):
@@ -131,7 +134,7 @@ class ApiServer:
 
         def may_pass(error: BaseException) -> bool:
             # A create that was perhaps done is not sent twice; 429 says that it was not done.
-            if not isinstance(error, ApiError) or isinstance(error, NotLeader):
+            if not isinstance(error, ApiError) or isinstance(error, NotLeader) or error.lasting:
                 return False
             return error.status == 429 or (verb != "create" and error.status in {0, *RETRIED})
 

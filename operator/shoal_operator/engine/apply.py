@@ -12,9 +12,12 @@ from typing import Any
 import orjson
 
 from shoal_operator.api.base import quantity_value
+from shoal_operator.children.names import RELEASE_ANNOTATION
 from shoal_operator.engine.cluster import Object
 
 HASH_ANNOTATION = "shoal.dev/template-hash"
+NOT_TEMPLATE = (HASH_ANNOTATION, RELEASE_ANNOTATION)
+"""Annotations that are no part of the desired state: what two releases make alike is alike."""
 
 IMMUTABLE: dict[str, tuple[tuple[str, ...], ...]] = {
     "Job": (("spec", "template"), ("spec", "completions"), ("spec", "completionMode"), ("spec", "podFailurePolicy")),
@@ -29,13 +32,9 @@ IMMUTABLE: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 """What the API server refuses to change; a changed object is replaced."""
 
-CREATION_ONLY: dict[str, tuple[tuple[str, ...], ...]] = {"Job": (("spec", "suspend"),)}
-"""Fields that are set only when an object is created: a queue such as Kueue's owns the field from then on."""
-
-NOT_HASHED: dict[str, tuple[tuple[str, ...], ...]] = {
-    **CREATION_ONLY,
-    **dict.fromkeys(("InferencePool", "RelayServer", "Validator"), (("spec", "replicas"),)),
-}
+NOT_HASHED: dict[str, tuple[tuple[str, ...], ...]] = dict.fromkeys(
+    ("InferencePool", "RelayServer", "Validator"), (("spec", "replicas"),)
+)
 """Fields that may differ from the template without a drift: `kubectl scale` and autoscalers own the replicas of our own kinds (children/scale.py)."""
 
 
@@ -51,7 +50,7 @@ def template_hash(wanted: Object) -> str:
     """A short digest of the desired state, without who owns it, the hash itself, and what others own."""
     kept = without(wanted, NOT_HASHED)
     metadata = {key: value for key, value in kept.get("metadata", {}).items() if key != "ownerReferences"}
-    annotations = {key: value for key, value in metadata.pop("annotations", {}).items() if key != HASH_ANNOTATION}
+    annotations = {key: value for key, value in metadata.pop("annotations", {}).items() if key not in NOT_TEMPLATE}
     if annotations:
         metadata["annotations"] = annotations
     text = orjson.dumps({**kept, "metadata": metadata}, option=orjson.OPT_SORT_KEYS)
@@ -97,13 +96,12 @@ def decide(wanted: Object, live: Object | None) -> Action:
         return Action.NOTHING
     if wanted["kind"] == "Job" and job_state(live) in ("succeeded", "failed"):
         return Action.NOTHING
-    wanted = without(wanted, CREATION_ONLY)
     immutable = IMMUTABLE.get(wanted["kind"], ())
     if hash_of(live) == template_hash(wanted):
         if contains(live, wanted):
             return Action.NOTHING
-        # What cannot change has not drifted: it was changed on its way in, by an admission webhook or by the queue that admitted
-        # the Job, and would be again. To replace a trainer's Job for that would end the trainer at each reconcile.
+        # What cannot change has not drifted: it was changed on its way in, by an admission webhook, and would be again. To replace
+        # a trainer's Job for that would end the trainer at each reconcile.
         if contains(live, _settled(wanted, live, immutable)):
             return Action.NOTHING
     elif wanted["kind"] == "Job":

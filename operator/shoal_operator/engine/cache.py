@@ -22,7 +22,7 @@ MAX_GRAVES = 20_000
 """Deletions that are remembered, so that a late event or answer does not bring an object back. The oldest half goes when there are more."""
 
 OWN_WRITE_DELAY_SECONDS = 2.0
-"""After one of our writes its owner is reconciled once more: others may have written between our read and our write."""
+"""After one of our writes of a child its owner is reconciled once more: others may have written between our read and our write."""
 
 _POD_STATUS = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
 _POD_METADATA = (
@@ -49,6 +49,8 @@ class CachedObject(NamedTuple):
     """Name of the run that an object of ours serves, or that a child is labelled with."""
     labels: dict[str, str]
     data: bytes
+    stalled: str | None = None
+    """Reason of a run's condition `Stalled` while it is True, empty while it is not; None where nobody has looked at the run yet."""
 
 
 def trimmed(found: Object) -> Object:
@@ -89,7 +91,16 @@ def entry_of(found: Object) -> CachedObject:
         run=run if isinstance(run, str) else "",
         labels=labels,
         data=orjson.dumps(trimmed(found)),
+        stalled=_stalled(found) if found["kind"] == "TrainingRun" else None,
     )
+
+
+def _stalled(run: Object) -> str | None:
+    conditions = run.get("status", {}).get("conditions", [])
+    found = (
+        str(each["reason"]) if each["status"] == "True" else "" for each in conditions if each["type"] == "Stalled"
+    )
+    return next(found, None)
 
 
 class Queue(Protocol):
@@ -126,6 +137,13 @@ class Cache:
         """An object as it is kept, which is cheaper."""
         return self._entries.get(key)
 
+    def stalled(self) -> list[tuple[Key, str]]:
+        """Runs by why they are stalled, or empty where they are not: a look at each run, without parsing any."""
+        places = [at for at in list(self._names) if at[0] == "TrainingRun"]
+        keys = [Key(*at, name) for at in places for name in list(self._names.get(at, {}))]
+        entries = ((key, self._entries.get(key)) for key in keys)
+        return [(key, entry.stalled) for key, entry in entries if entry is not None and entry.stalled is not None]
+
     def knows(self, key: Key, version: int) -> bool:
         """Whether the cache has seen this version of an object, a later one, or its deletion."""
         entry = self._entries.get(key)
@@ -133,6 +151,10 @@ class Cache:
 
     def find(self, kind: str, namespace: str, labels: Mapping[str, str]) -> list[Object]:
         """Objects that carry all these labels, by name."""
+        return [orjson.loads(entry.data) for _, entry in self.entries(kind, namespace, labels)]
+
+    def entries(self, kind: str, namespace: str, labels: Mapping[str, str]) -> list[tuple[str, CachedObject]]:
+        """The same as they are kept, with their names, which is cheaper."""
         found: list[dict[str, None]] = [self._names.get((kind, namespace), {})]
         found += [
             self._by_label.get((kind, namespace, label, labels[label]), {})
@@ -142,8 +164,8 @@ class Cache:
         fewest = list(
             sorted(found, key=lambda names: len(names))[0]
         )  # a copy at one blow: another thread may add a name meanwhile
-        entries = [self._entries.get(Key(kind, namespace, name)) for name in sorted(fewest)]
-        return [orjson.loads(entry.data) for entry in entries if entry and labels.items() <= entry.labels.items()]
+        entries = [(name, self._entries.get(Key(kind, namespace, name))) for name in sorted(fewest)]
+        return [(name, entry) for name, entry in entries if entry and labels.items() <= entry.labels.items()]
 
     # Learning.
 
@@ -195,6 +217,16 @@ class Cache:
         for each in concerned:
             self._queue.add(each)
 
+    def forget(self, kind: str, namespace: str | None) -> None:
+        """Objects of a kind (in one namespace, or in all) cannot be seen any more. They are not known to be gone, and come back as they were."""
+        concerned: set[Key] = set()
+        with self._lock:
+            for key in [key for key in self._entries if key.kind == kind and namespace in (None, key.namespace)]:
+                self._unlink(key)
+                concerned |= self._concerned(key, self._entries.pop(key))
+        for each in concerned:
+            self._queue.add(each)
+
     def wrote(self, found: Object, by: Key) -> None:
         """What the API server returned to a write by the reconcile of `by`, which sees it at once."""
         entry = entry_of(found)
@@ -208,11 +240,13 @@ class Cache:
         for each in concerned - {by}:
             self._queue.add(each)
         # The answer may hold an edit of the spec whose event is not news any more when it comes.
-        edited = key == by and before is not None and before.generation != entry.generation
-        if edited:
-            self._queue.add(by)
-        else:
+        if key != by or before is None:
             self._queue.add_after(by, OWN_WRITE_DELAY_SECONDS)
+        elif before.generation != entry.generation:
+            self._queue.add(by)
+        elif _metadata(before) != _metadata(entry):
+            self._queue.add_after(by, OWN_WRITE_DELAY_SECONDS)
+        # Otherwise we wrote a status, and nobody else anything: what is in the answer is what the reconcile knew.
 
     def _put(self, key: Key, entry: CachedObject) -> None:
         self._unlink(key)
@@ -261,6 +295,12 @@ class Cache:
         if key.kind == "ConfigMap" and entry.run:
             concerned |= set(self._by_run.get((key.namespace, entry.run), {}))
         return concerned
+
+
+def _metadata(entry: CachedObject) -> Object:
+    """Metadata without its version."""
+    metadata: Object = orjson.loads(entry.data)["metadata"]
+    return {**metadata, "resourceVersion": None}
 
 
 def _discard(index: dict[Any, dict[Any, None]], at: Any, member: Any) -> None:

@@ -5,15 +5,17 @@ Calls block; each raises `ClusterError` when the other side does not answer in t
 so a call that was lost is made again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import Addresses
 
 Object = dict[str, Any]
 """A Kubernetes object."""
+
+Result = TypeVar("Result")
 
 CHILD_KINDS = {
     "ConfigMap": "v1",
@@ -28,6 +30,17 @@ CHILD_KINDS = {
     "Ingress": "networking.k8s.io/v1",
 }
 """Kinds that builders use beside our own four, with their API versions. A `Cluster` refuses others."""
+
+
+KUEUE = "kueue.x-k8s.io/v1beta2"
+"""API version of Kueue's kinds, which many clusters lack."""
+
+
+class NotHeard:
+    """Instead of an answer: it is being asked for, and nobody knows it yet."""
+
+
+NOT_HEARD = NotHeard()
 
 
 class ClusterError(RuntimeError):
@@ -50,6 +63,16 @@ class Cluster(Protocol):
     def enforces_volumes(self) -> bool:
         """Whether a volume may be as small as it was asked for; otherwise volumes are plain folders, and sizes only words."""
 
+    @property
+    def has_images(self) -> bool:
+        """Whether pods run images, of any release; otherwise the code that is installed."""
+
+    def serves(self, kind: str) -> bool:
+        """Whether a kind that clusters may lack, such as Kueue's Workload, is there and can be seen."""
+
+    def at_site(self, child: Object) -> Object:
+        """The child with what the cluster's admin says about all runs; raises ClusterError where it asks for what is not allowed."""
+
     def get(self, kind: str, name: str) -> Object | None:
         """The live object with its status, or None. An object that is being deleted is still there, with `metadata.deletionTimestamp`."""
 
@@ -58,6 +81,12 @@ class Cluster(Protocol):
         none.
 
         It costs a request, while `get` answers from the cache. No event reports its changes: reconcile must ask again later.
+        """
+
+    def storage_classes(self) -> Mapping[str, Object] | None:
+        """The StorageClasses of the cluster, by name; None: this operator may not know them, or there are none here.
+
+        It may cost a request.
         """
 
     def pods_refused(self, workload: Object) -> str:
@@ -84,14 +113,23 @@ class Cluster(Protocol):
     def apply_status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
         """Replace the status of one of our own objects."""
 
+    def merge_status(self, live: Object, status: Mapping[str, Any]) -> None:
+        """Merge into the status of an object that others write too; None removes a field. Refused if it changed since `live` was read."""
+
     def addresses(
         self, run: str, relays: int, relay_server: str | None = None, runners: int = 0, *, islands: bool = False
     ) -> Addresses:
         """Where the parts of a run are or will be; the same answer every time. `relay_server`: object with the relays, if it is not the run's own;
         `islands`: whether the run serves a lighthouse, at which islands meet."""
 
-    def run_progress(self, orchestrator_url: str) -> RunProgress | None:
-        """`GET /v1/run` of a run's orchestrator, within a second or two; None when it does not answer."""
+    def run_progress(self, orchestrator_url: str) -> RunProgress | NotHeard | None:
+        """What `GET /v1/run` of a run's orchestrator said last; None when it does not answer. Where nobody knows yet, reconcile is called again when
+        somebody does."""
 
     def now(self) -> datetime:
         """The time, with its zone, for transition times in conditions."""
+
+    def unchanged(self, what: str, inputs: Hashable, do: Callable[[], Result]) -> Result:
+        """What `do` gives, which depends on `inputs` and on what it reads here. It may be what the last call of this name gave, if that only read
+        objects, and neither these nor the inputs have changed: then it would do nothing again.
+        """

@@ -19,11 +19,23 @@ from shoal_operator.engine.kinds import EVENT
 
 log = logging.getLogger(__name__)
 
-REPORTED = ("Ready", "Prepared", "Suspended", "Paused", "Stable", "Exchanging", "Complete", "Failed")
+REPORTED = (
+    "Ready",
+    "Prepared",
+    "Suspended",
+    "Paused",
+    "Stalled",
+    "Stable",
+    "Exchanging",
+    "Complete",
+    "Failed",
+    "UpToDate",
+)
 """Conditions of the whole object. Those of single components change too often, and are in the status anyway."""
 
 BAD_WHEN: Mapping[str, str] = {
     "Ready": "False", "Stable": "False", "Exchanging": "False", "Failed": "True", "Paused": "True",
+    "Stalled": "True", "UpToDate": "False",
 }  # fmt: skip
 STARTING = ("ComponentsNotReady", "PodsNotReady", "NotObserved", "Absent")
 """Reasons of what only needs time: they are no news while an object is not ready, and no warning of a new one."""

@@ -41,6 +41,11 @@ SHORT_SECONDS = 1.0
 FAILURES_BEFORE_LIST = 3
 """After this many consecutive failures at one version, the list is taken again."""
 
+LACKING = (403, 404)
+"""What an API server says of a kind that it does not serve, and to an account that may not list it."""
+LACKING_SECONDS = 5.0
+"""How often such a kind is looked for: one request each."""
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -81,9 +86,12 @@ class Informer:
         namespace: str | None,
         selector: str = "",
         *,
+        optional: bool = False,
         timing: Timing = Timing(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`optional`: of a kind that the cluster may lack. It is then looked for again and again."""
+        self._optional, self.missing = optional, False
         self._api, self._cache, self.resource, self.namespace = api, cache, resource, namespace
         self._selector: dict[str, str | int] = {"labelSelector": selector} if selector else {}
         self._timing, self._clock = timing, clock
@@ -127,6 +135,7 @@ class Informer:
             try:
                 if not version:
                     version = self._list()
+                    self.missing = False
                     self.synced.set()
                 began = self._clock()
                 version = self._watch(version)
@@ -139,20 +148,38 @@ class Informer:
                 version = ""
                 self._pause(self._backoff.next())
             except ApiError as error:
+                if self._optional and error.status in LACKING:
+                    self._lack()
                 # A dead connection says nothing about what it should have carried: the list is safe, the old version may not be.
                 silent = isinstance(error, Silence)
-                lost = silent or self._backoff.failures >= FAILURES_BEFORE_LIST
+                lost = silent or self.missing or self._backoff.failures >= FAILURES_BEFORE_LIST
                 version = "" if lost else self._version
                 if not silent:
                     self.heard_at = self._clock()
                 wait = error.retry_after if error.retry_after is not None else self._backoff.next()
-                self._say(str(error), wait)
+                if self.missing:
+                    wait = min(wait, LACKING_SECONDS)
+                else:
+                    self._say(str(error), wait)
                 self._pause(wait)
             except Exception:
                 # A defect of ours in one event must not end the watch of a kind.
                 log.exception("%s: unexpected", self)
                 version = ""
                 self._pause(self._backoff.next())
+
+    def lacks(self, kind: str, namespace: str) -> bool:
+        """Whether this watch is that of a kind in a namespace, and the cluster does not serve it there, or not to this account."""
+        return self.missing and self.resource.kind == kind and self.namespace in (None, namespace)
+
+    def _lack(self) -> None:
+        """The cluster does not have the kind, or this account's permissions do not name it, maybe for the moment of an upgrade: nothing is known."""
+        if not self.missing:
+            log.info("%s: not served here, or not to this account; looked for again", self)
+        # First it is said: who finds no object must not take it for deleted.
+        self.missing, self.event_at = True, self._clock()
+        self._cache.forget(self.resource.kind, self.namespace)
+        self.synced.set()
 
     def _list(self) -> str:
         """Take the whole list into the cache; returns its version."""

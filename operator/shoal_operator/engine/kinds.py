@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shoal_operator.api.base import API_VERSION
-from shoal_operator.engine.cluster import CHILD_KINDS
+from shoal_operator.engine.cluster import CHILD_KINDS, KUEUE
 
 OWN_KINDS = ("TrainingRun", "InferencePool", "RelayServer", "Validator")
 """Kinds that are reconciled, owners before what they own."""
@@ -77,7 +77,16 @@ EVENT = Resource("Event", "events.k8s.io/v1", "events")
 CHILDREN = {kind: Resource(kind, version, _PLURALS[kind]) for kind, version in CHILD_KINDS.items() if kind != "Pod"}
 """Kinds that builders make."""
 
+STORAGE_CLASS = Resource("StorageClass", "storage.k8s.io/v1", "storageclasses")
+
 OWN = {kind: Resource(kind, API_VERSION, _PLURALS[kind]) for kind in OWN_KINDS}
 
-CACHED: dict[str, Resource] = {**OWN, **CHILDREN, "Pod": POD}
+WORKLOAD = Resource("Workload", KUEUE, "workloads")
+"""Kueue's, one a run with `spec.queueName`. Clusters without Kueue do not serve it."""
+FLAVOR = Resource("ResourceFlavor", KUEUE, "resourceflavors")
+"""Kueue's, without a namespace: labels and tolerations of the nodes that a queue gave."""
+
+CACHED: dict[str, Resource] = {**OWN, **CHILDREN, "Pod": POD, "Workload": WORKLOAD}
 """Kinds that are watched, our own first. Pods are not written by us, but say why a workload is not ready."""
+CLUSTER_SCOPED: dict[str, Resource] = {"ResourceFlavor": FLAVOR}
+"""Kinds without a namespace that are read."""

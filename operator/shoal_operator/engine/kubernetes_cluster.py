@@ -5,7 +5,7 @@ seen when the watch tells of them.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -13,13 +13,15 @@ from typing import Any
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import Addresses
 from shoal_operator.children.names import cluster_addresses
-from shoal_operator.engine.api_server import APPLY_PATCH, ApiError, ApiServer
-from shoal_operator.engine.apply import CREATION_ONLY, value_at, with_value
+from shoal_operator.children.site import Site, at_site
+from shoal_operator.engine.api_server import APPLY_PATCH, MERGE_PATCH, ApiError, ApiServer
 from shoal_operator.engine.cache import Cache
-from shoal_operator.engine.cluster import ClusterError, Object
+from shoal_operator.engine.cluster import ClusterError, NotHeard, Object, Result
 from shoal_operator.engine.events import EventRecorder
-from shoal_operator.engine.kinds import CACHED, EVENT, SCALED_KINDS, Key, Resource
+from shoal_operator.engine.kinds import CACHED, CLUSTER_SCOPED, EVENT, SCALED_KINDS, Key, Resource
 from shoal_operator.engine.progress import RunProgressReader
+from shoal_operator.engine.storage_classes import StorageClasses
+from shoal_operator.engine.unchanged import Reads, Unchanged
 
 FIELD_MANAGER = "shoal-operator"
 SCALE_MANAGER = "shoal-operator-scale"
@@ -65,7 +67,12 @@ class Parts:
     cache: Cache
     progress: RunProgressReader
     events: EventRecorder
+    classes: StorageClasses
+    kept: Unchanged
     foreign: Foreign = field(default_factory=Foreign)
+    site: Site = field(default_factory=Site)
+    missing: Callable[[str, str], bool] = lambda kind, namespace: False
+    """Whether the cluster lacks a kind, or its objects in a namespace may not be seen."""
     refused: dict[str, tuple[float, str]] = field(default_factory=dict)
     """What controllers were told when they made pods, with the time of reading, by the workload's uid."""
 
@@ -74,24 +81,39 @@ class KubernetesCluster:
     """The cluster as the reconcile of one key sees it."""
 
     enforces_volumes = True
+    has_images = True
 
     def __init__(self, parts: Parts, key: Key) -> None:
         self._api, self._cache, self._key, self._parts = parts.api, parts.cache, key, parts
+        self._reads: Reads | None = None
+        """Of the work whose result may be kept."""
         self.namespace = key.namespace
+
+    def serves(self, kind: str) -> bool:
+        self._not_kept()
+        return not self._parts.missing(kind, self.namespace)
+
+    def at_site(self, child: Object) -> Object:
+        return at_site(child, self._parts.site)
 
     def get(self, kind: str, name: str) -> Object | None:
         _known(kind)
+        if self._reads is not None:
+            # Before the object itself: should a newer one come in between, the work is done again.
+            self._reads.objects.setdefault((kind, name), self._parts.kept.version(Key(kind, self.namespace, name)))
         return self._cache.get(Key(kind, self.namespace, name))
 
     def read_foreign(self, kind: str, name: str) -> Object | None:
-        key, foreign = Key(kind, self.namespace, name), self._parts.foreign
+        self._not_kept()
+        namespace = None if kind in CLUSTER_SCOPED else self.namespace
+        key, foreign = Key(kind, namespace or "", name), self._parts.foreign
         now = foreign.clock()
         read_at, found = foreign.found.get(key, (float("-inf"), None))
         if found is not None and now - read_at < FOREIGN_SECONDS:
             return found
         foreign.found.pop(key, None)
         try:
-            fresh = self._api.call("get", _known(kind), self.namespace, name)
+            fresh = self._api.call("get", CLUSTER_SCOPED.get(kind) or _known(kind), namespace, name)
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -101,7 +123,12 @@ class KubernetesCluster:
         foreign.found[key] = (now, fresh)
         return fresh
 
+    def storage_classes(self) -> Mapping[str, Object] | None:
+        self._not_kept()
+        return self._parts.classes.read()
+
     def pods_refused(self, workload: Object) -> str:
+        self._not_kept()
         refused, now, uid = self._parts.refused, self._parts.foreign.clock(), workload["metadata"]["uid"]
         read_at, said = refused.get(uid, (float("-inf"), ""))
         if now - read_at < REFUSED_SECONDS:
@@ -122,18 +149,22 @@ class KubernetesCluster:
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         _known(kind)
+        if self._reads is not None:
+            selection = kind, tuple(sorted(labels.items()))
+            self._reads.lists.setdefault(selection, self._parts.kept.versions(self.namespace, kind, labels))
         return self._cache.find(kind, self.namespace, labels)
 
     def apply(self, wanted: Object) -> Object:
         kind, name = wanted["kind"], wanted["metadata"]["name"]
         if kind in SCALED_KINDS:
             return self._apply_scaled(wanted)
-        return self._patch(kind, name, keeping(wanted, self._cache.get(Key(kind, self.namespace, name))))
+        return self._patch(kind, name, wanted)
 
     def adopt(self, child: Object) -> None:
         self._patch(child["kind"], child["metadata"]["name"], child, manager=ADOPT_MANAGER)
 
     def delete(self, kind: str, name: str, *, orphan: bool = False) -> None:
+        self._not_kept()
         entry = self._cache.entry(Key(kind, self.namespace, name))
         if entry is None:
             return
@@ -149,6 +180,7 @@ class KubernetesCluster:
             self._cache.wrote(found, self._key)
 
     def apply_status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
+        self._not_kept()
         key = Key(kind, self.namespace, name)
         entry, before = self._cache.entry(key), self._cache.get(key)
         if entry is None or before is None:
@@ -169,19 +201,58 @@ class KubernetesCluster:
             raise
         self._parts.events.transitions(found, before.get("status", {}), status)
 
+    def merge_status(self, live: Object, status: Mapping[str, Any]) -> None:
+        self._not_kept()
+        kind, metadata = live["kind"], live["metadata"]
+        found = self._api.call(
+            "patch",
+            _known(kind),
+            self.namespace,
+            metadata["name"],
+            subresource="status",
+            query={"fieldManager": FIELD_MANAGER},
+            body={"metadata": {"resourceVersion": metadata["resourceVersion"]}, "status": dict(status)},
+            content_type=MERGE_PATCH,
+        )
+        self._cache.wrote(found, self._key)
+
     def addresses(
         self, run: str, relays: int, relay_server: str | None = None, runners: int = 0, *, islands: bool = False
     ) -> Addresses:
         return cluster_addresses(run, self.namespace, relays, relay_server, runners, islands=islands)
 
-    def run_progress(self, orchestrator_url: str) -> RunProgress | None:
-        return self._parts.progress.progress(orchestrator_url, self._key)
+    def run_progress(self, orchestrator_url: str) -> RunProgress | NotHeard | None:
+        self._not_kept()
+        run = self._cache.entry(self._key)
+        return self._parts.progress.progress(orchestrator_url, self._key, "" if run is None else run.uid)
 
     def now(self) -> datetime:
+        self._not_kept()
         return datetime.now(UTC)
+
+    def unchanged(self, what: str, inputs: Hashable, do: Callable[[], Result]) -> Result:
+        if self._reads is not None:
+            return do()  # part of other work, which rests on what it reads
+        kept = self._parts.kept.find(self._key, what, inputs)
+        if kept is not None:
+            found: Result = kept.result
+            return found
+        self._reads = reads = Reads()
+        try:
+            made = do()
+        finally:
+            self._reads = None
+        self._parts.kept.keep(self._key, what, inputs, reads, made)
+        return made
+
+    def _not_kept(self) -> None:
+        """What is done now is more than a look at the cache."""
+        if self._reads is not None:
+            self._reads.pure = False
 
     def _apply_scaled(self, wanted: Object) -> Object:
         """Apply an object of which others may own the replicas: these have a manager of their own, which applies only what a run asks for."""
+        self._not_kept()
         kind, name = wanted["kind"], wanted["metadata"]["name"]
         asked: int | None = wanted["spec"].get("replicas")
         rest = {**wanted, "spec": {key: value for key, value in wanted["spec"].items() if key != "replicas"}}
@@ -211,6 +282,7 @@ class KubernetesCluster:
     def _patch(
         self, kind: str, name: str, body: Object, *, subresource: str | None = None, manager: str = FIELD_MANAGER
     ) -> Object:
+        self._not_kept()
         found = self._api.call(
             "patch",
             _known(kind),
@@ -223,17 +295,6 @@ class KubernetesCluster:
         )
         self._cache.wrote(found, self._key)
         return found
-
-
-def keeping(wanted: Object, live: Object | None) -> Object:
-    """The object with the live value of fields that are said only at creation.
-
-    To leave them out would remove them, as long as nobody else has written them: a Job that waits in a queue would start.
-    """
-    for path in CREATION_ONLY.get(wanted["kind"], ()):
-        if live is not None and value_at(wanted, path) is None and (value := value_at(live, path)) is not None:
-            wanted = with_value(wanted, path, value)
-    return wanted
 
 
 def refusal(events: Sequence[Object], uid: str) -> str:

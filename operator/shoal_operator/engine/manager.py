@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from kubernetes.client import Configuration
 
+from shoal_operator.children.site import Site
 from shoal_operator.engine.api_server import TERMINATING, ApiServer, NotLeader
 from shoal_operator.engine.cache import Cache
 from shoal_operator.engine.cluster import Cluster, ClusterError, Object
@@ -22,7 +23,7 @@ from shoal_operator.engine.events import EventRecorder
 from shoal_operator.engine.health import HealthServer
 from shoal_operator.engine.informer import DEAF_SECONDS, Informer
 from shoal_operator.engine.informer import Timing as WatchTiming
-from shoal_operator.engine.kinds import CHILDREN, MANAGED_SELECTOR, OWN, POD, Key
+from shoal_operator.engine.kinds import CHILDREN, MANAGED_SELECTOR, OWN, POD, WORKLOAD, Key
 from shoal_operator.engine.kubernetes_cluster import KubernetesCluster, Parts
 from shoal_operator.engine.lease import LeaseHolder
 from shoal_operator.engine.metrics import Gauges, Metrics
@@ -30,6 +31,8 @@ from shoal_operator.engine.progress import RunProgressReader
 from shoal_operator.engine.queue import WorkQueue
 from shoal_operator.engine.relist import Relister, WatchedKind
 from shoal_operator.engine.relist import RelistTiming as RelistTiming
+from shoal_operator.engine.storage_classes import StorageClasses
+from shoal_operator.engine.unchanged import Unchanged
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,8 @@ class Options:
     workers: int = 4
     bind: str = ""
     port: int = 8080
+    site: Site = field(default_factory=Site)
+    """What the admin says about the pods of all runs."""
     watch: WatchTiming = field(default_factory=WatchTiming)
     relist: RelistTiming = field(default_factory=RelistTiming)
     election: ElectionTiming = field(default_factory=ElectionTiming)
@@ -89,7 +94,7 @@ class Manager:
         # A watch holds a connection, and lists and calls need some beside them.
         self.api = ApiServer(
             configuration,
-            connections=(len(CHILDREN) + 1) * len(namespaces) + options.workers + 5,
+            connections=(len(CHILDREN) + 2) * len(namespaces) + options.workers + 5,
             counted=self.metrics.requested,
         )
         self.cache = Cache(self.queue)
@@ -97,6 +102,10 @@ class Manager:
             Informer(self.api, self.cache, resource, namespace, MANAGED_SELECTOR, timing=options.watch)
             for namespace in namespaces
             for resource in (*CHILDREN.values(), POD)
+        ]
+        self._informers += [
+            Informer(self.api, self.cache, WORKLOAD, namespace, MANAGED_SELECTOR, optional=True, timing=options.watch)
+            for namespace in namespaces
         ]
         self.restart_kopf: Callable[[str], None] = lambda why: None
         """Starts kopf again, for a reason in words, and returns at once; set by `kopf_loop.py`."""
@@ -117,9 +126,25 @@ class Manager:
         )
         self.api.may_write = self._lease.leads
         self._events = EventRecorder(self.api, options.identity)
-        self._parts = Parts(self.api, self.cache, RunProgressReader(self.queue.add), self._events)
+        self._parts = Parts(
+            self.api,
+            self.cache,
+            RunProgressReader(self.queue.add),
+            self._events,
+            StorageClasses(self.api),
+            Unchanged(self.cache),
+            site=options.site,
+            missing=lambda kind, namespace: any(each.lacks(kind, namespace) for each in self._informers),
+        )
         self.metrics.registry.register(
-            Gauges(self.queue, self._informers, self._relister.places, self._lease.leads, time.monotonic)
+            Gauges(
+                self.queue,
+                self._informers,
+                self._relister.places,
+                self._lease.leads,
+                time.monotonic,
+                self.cache.stalled,
+            )
         )
         self._health = HealthServer(options.bind, options.port, self.metrics.registry, self.unhealthy, self.unready)
         self._workers = [
@@ -180,6 +205,8 @@ class Manager:
             if now - each.heard_at > DEAF_SECONDS
         ]
         wrong += self._relister.unhealthy()
+        if not self._parts.progress.alive:
+            wrong.append("nothing reads the progress of runs any more")
         if (longest := max(self.queue.running_seconds(), default=0.0)) > STUCK_SECONDS:
             wrong.append(f"a reconcile has run for {longest:.0f} s")
         if not self._lease.alive and not self._stopping.is_set():
@@ -237,7 +264,10 @@ class Manager:
         else:
             self.queue.succeeded(key)
             self._errors.pop(key, None)
-            if self.cache.entry(key) is not None:
+            if self.cache.entry(key) is None:
+                self._parts.progress.forget(key)
+                self._parts.kept.forget(key)
+            else:
                 resync = RESYNC_SECONDS * random.uniform(0.8, 1.2)
                 result = "success" if again is None else "requeue_after"
                 self.queue.add_after(key, resync if again is None else min(again, resync))

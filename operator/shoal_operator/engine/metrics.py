@@ -105,7 +105,7 @@ class Metrics:
 
 
 class Gauges(Collector):
-    """What is looked up when it is scraped: the queue, the watches, who leads."""
+    """What is looked up when it is scraped: the queue, the watches, stalled runs, who leads."""
 
     def __init__(
         self,
@@ -114,7 +114,9 @@ class Gauges(Collector):
         own: Iterable[WatchedKind],
         leads: Callable[[], bool],
         clock: Callable[[], float],
+        stalled: Callable[[], Iterable[tuple[Key, str]]] = tuple,
     ) -> None:
+        self._stalled = stalled
         self._queue, self._informers, self._own = queue, list(informers), list(own)
         self._leads, self._clock = leads, clock
 
@@ -163,6 +165,14 @@ class Gauges(Collector):
         for kind, value in missing.items():
             absent.add_metric((kind,), value)
         yield absent
+        stalled = GaugeMetricFamily(
+            "shoal_run_stalled",
+            "1 for a run whose condition Stalled is True, by its cause; 0 without one where it is not.",
+            labels=("namespace", "run", "reason"),
+        )
+        for key, reason in self._stalled():
+            stalled.add_metric((key.namespace, key.name, reason), float(bool(reason)))
+        yield stalled
         master = GaugeMetricFamily(
             "leader_election_master_status", "1 if this replica is the leader.", labels=("name",)
         )

@@ -8,7 +8,18 @@ need no rule.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shoal_operator.engine.kinds import CHILDREN, EVENT, LEASE, OWN, POD, SCALED_KINDS, Resource
+from shoal_operator.engine.kinds import (
+    CHILDREN,
+    EVENT,
+    FLAVOR,
+    LEASE,
+    OWN,
+    POD,
+    SCALED_KINDS,
+    STORAGE_CLASS,
+    WORKLOAD,
+    Resource,
+)
 
 LEASE_NAME = "shoal-operator"
 
@@ -55,9 +66,17 @@ WATCHED: tuple[Permission, ...] = (
         for kind, child in CHILDREN.items()
     ),
     _row(POD, ("list", "watch"), "why a workload is not ready"),
+    _row(WORKLOAD, _CHILD_VERBS, "asks a run's Kueue queue for its pods"),
+    _row(WORKLOAD, ("patch",), "pods are ready, quota is given back, the run has ended", "/status"),
+    _row(FLAVOR, ("get",), "labels and tolerations of the nodes that a queue gave; a Role cannot grant it"),
     _row(EVENT, ("list", "create", "patch"), "why pods were refused; transitions of conditions, counted in series"),
 )
 """In each namespace that is served, or in all of them. A create by server-side apply needs `create` and `patch`."""
+
+CLUSTER_WIDE: tuple[Permission, ...] = (
+    _row(STORAGE_CLASS, ("list",), "whether a class exists, can grow volumes and serve pods of several nodes"),
+)
+"""Of what lies in no namespace, where all are served. An operator of some namespaces does without: claims then say themselves what is wrong."""
 
 OPERATOR_NAMESPACE: tuple[Permission, ...] = (
     Permission(LEASE.group, LEASE.plural, ("create",), "the first replica makes the Lease"),
@@ -65,7 +84,32 @@ OPERATOR_NAMESPACE: tuple[Permission, ...] = (
 )
 """In the operator's own namespace, whatever it serves."""
 
-_ALLOWED = {(row.group, row.resource, verb) for row in (*WATCHED, *OPERATOR_NAMESPACE) for verb in row.verbs}
+_SEEN, _WRITTEN = ("get", "list", "watch"), ("create", "update", "patch", "delete", "deletecollection")
+_SCALES = [OWN[kind] for kind in SCALED_KINDS]
+
+VIEWERS: tuple[Permission, ...] = (
+    *(_row(own, _SEEN, "runs and how they are; nothing in them is secret") for own in OWN.values()),
+    *(_row(own, ("get",), "how they are", "/status") for own in OWN.values()),
+    *(_row(own, ("get",), "how many there are", "/scale") for own in _SCALES),
+)
+"""What people may do who may view a namespace: joined to Kubernetes' roles `view`, `edit` and `admin`."""
+
+EDITORS: tuple[Permission, ...] = (
+    *(_row(own, (*_SEEN, *_WRITTEN), "a run is what its namespace's people make") for own in OWN.values()),
+    *(_row(own, ("get",), "status is the operator's to write", "/status") for own in OWN.values()),
+    *(_row(own, ("get", "update", "patch"), "`kubectl scale`", "/scale") for own in _SCALES),
+)
+"""What people may do who may edit a namespace: joined to Kubernetes' roles `edit` and `admin`."""
+
+PEOPLE: dict[str, tuple[tuple[Permission, ...], tuple[str, ...]]] = {
+    "edit": (EDITORS, ("edit", "admin")),
+    "view": (VIEWERS, ("view",)),
+}
+"""Aggregated ClusterRoles `shoal-<name>`: what they permit, and the roles that they are joined to. `edit` has what `view` has."""
+
+_ALLOWED = {
+    (row.group, row.resource, verb) for row in (*WATCHED, *CLUSTER_WIDE, *OPERATOR_NAMESPACE) for verb in row.verbs
+}
 
 
 def check(verb: str, resource: Resource, subresource: str | None) -> None:

@@ -1,7 +1,8 @@
 """The work queue: keys to reconcile, each at most once in the queue and never at two workers at once.
 
 In come keys from informers, handlers and reconciles that ask to be called again; workers take them out. Times come from the clock that is given, so
-tests need no waiting. Order is first in, first out: a key that changes all the time goes to the end each time it is done, so it starves nobody.
+tests need no waiting. Namespaces with ready keys take turns, one key each: a tenant whose thousand objects change delays its own alone. Within one
+the order is first in, first out: a key that changes all the time goes to the end each time it is done, so it starves nobody.
 """
 
 import heapq
@@ -26,9 +27,9 @@ SETTLE_SECONDS = 0.05
 """Controllers write a workload's status several times in a row; one reconcile answers them all."""
 
 SETTLE_SECONDS_A_KEY = 0.003
-"""With more keys that settle at the same time each waits longer: about 330 reconciles a second for
-children's sake. Each takes less than a millisecond: a third of a core at most, however many events come. What people change does not wait for
-these."""
+"""With more keys that settle at the same time each waits longer: about 330 reconciles a second for children's sake, shared evenly by the
+namespaces that have some. Each takes less than a millisecond: a third of a core at most, however many events come. What people change does not
+wait for these."""
 
 
 class QueueObserver(Protocol):
@@ -53,12 +54,14 @@ class WorkQueue:
         self._clock, self._observer = clock, observer
         self._backoff = Backoff(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, random_)
         self._changed = threading.Condition()
-        self._ready: OrderedDict[Key, float] = OrderedDict()  # since when
+        self._ready: OrderedDict[str, OrderedDict[Key, float]] = (
+            OrderedDict()
+        )  # since when; by namespace, whose turn is next first
         self._working: dict[Key, float] = {}  # since when
         self._again: set[Key] = set()  # added while being worked on
         self._due: dict[Key, float] = {}  # the earliest time asked for
         self._heap: list[tuple[float, Key]] = []  # (time, key); stale where `_due` says otherwise
-        self._settling: set[Key] = set()  # put off for children's sake
+        self._settling: dict[str, set[Key]] = {}  # put off for children's sake, by namespace
         self._failures: dict[Key, int] = {}
         self._closed = False
 
@@ -75,9 +78,10 @@ class WorkQueue:
     def add_settling(self, key: Key) -> None:
         """Have the key worked on when its children have settled: soon, but later the more keys wait for that."""
         with self._changed:
-            if key not in self._settling and key not in self._ready:
-                self._settling.add(key)
-                self._add_after(key, max(SETTLE_SECONDS, len(self._settling) * SETTLE_SECONDS_A_KEY))
+            if key not in self._settling.get(key.namespace, ()) and not self._is_ready(key):
+                own = self._settling.setdefault(key.namespace, set())
+                own.add(key)
+                self._add_after(key, max(SETTLE_SECONDS, len(own) * len(self._settling) * SETTLE_SECONDS_A_KEY))
 
     def get(self, timeout: float | None = None) -> Key | None:
         """The next key, for this worker alone until `done`; None when the queue is closed, or nothing came within `timeout` seconds."""
@@ -140,7 +144,7 @@ class WorkQueue:
         """Keys that wait for a worker."""
         with self._changed:
             self._ripen()
-            return len(self._ready) + len(self._again)
+            return sum(map(len, self._ready.values())) + len(self._again)
 
     def running_seconds(self) -> list[float]:
         """For how long each key has been worked on that is not done."""
@@ -149,18 +153,21 @@ class WorkQueue:
             return [now - since for since in self._working.values()]
 
     def _add(self, key: Key) -> None:
-        if self._closed or key in self._ready or key in self._again:
+        if self._closed or self._is_ready(key) or key in self._again:
             return
         if self._observer is not None:
             self._observer.added(key)
         if key in self._working:
             self._again.add(key)
             return
-        self._ready[key] = self._clock()
+        self._ready.setdefault(key.namespace, OrderedDict())[key] = self._clock()
         self._changed.notify()
 
+    def _is_ready(self, key: Key) -> bool:
+        return key in self._ready.get(key.namespace, ())
+
     def _add_after(self, key: Key, seconds: float) -> None:
-        if self._closed or key in self._ready:
+        if self._closed or self._is_ready(key):
             return
         due = self._clock() + seconds
         if due < self._due.get(key, float("inf")):
@@ -180,11 +187,17 @@ class WorkQueue:
                 self._add(key)
 
     def _start(self) -> Key:
-        key, since = self._ready.popitem(last=False)
+        namespace, keys = self._ready.popitem(last=False)
+        key, since = keys.popitem(last=False)
+        if keys:
+            self._ready[namespace] = keys  # at the end: the others' turn comes first
         now = self._clock()
         # What was asked for earlier is answered by the work that begins now; what is asked for from here on stands.
         self._due.pop(key, None)
-        self._settling.discard(key)
+        if (settling := self._settling.get(namespace)) is not None:
+            settling.discard(key)
+            if not settling:
+                del self._settling[namespace]
         self._working[key] = now
         if self._observer is not None:
             self._observer.started(key, now - since)

@@ -6,7 +6,7 @@ All from one thread. Objects, volumes, logs and addresses lie in the run's folde
 
 import http.client
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import Addresses
 from shoal_operator.children import names
-from shoal_operator.engine.cluster import Object
+from shoal_operator.engine.cluster import Object, Result
 from shoal_operator.local.addresses import AddressBook, Subnet
 from shoal_operator.local.controllers import WORKLOADS, WantedPod, address_key, wanted_pods, workload_status
 from shoal_operator.local.neighbours import Neighbours
@@ -49,6 +49,7 @@ class LocalCluster:
 
     namespace = "local"
     enforces_volumes = False
+    has_images = False
     bind = None
 
     def __init__(self, folder: Path, subnet: Subnet, table: ProcessTable) -> None:
@@ -63,12 +64,21 @@ class LocalCluster:
 
     # What reconcile asks (engine.cluster.Cluster).
 
+    def serves(self, kind: str) -> bool:
+        return False  # one machine has no queue
+
+    def at_site(self, child: Object) -> Object:
+        return child
+
     def get(self, kind: str, name: str) -> Object | None:
         found = self.objects.get(kind, name)
         return found if found is not None else self._neighbours.get(kind, name)
 
     def read_foreign(self, kind: str, name: str) -> Object | None:
         return self.objects.get(kind, name)
+
+    def storage_classes(self) -> None:
+        return None
 
     def pods_refused(self, workload: Object) -> str:
         return ""
@@ -100,6 +110,9 @@ class LocalCluster:
 
     def apply_status(self, kind: str, name: str, status: Mapping[str, Any]) -> None:
         self.objects.set_status(kind, name, status)
+
+    def merge_status(self, live: Object, status: Mapping[str, Any]) -> None:
+        self.objects.set_status(live["kind"], live["metadata"]["name"], status)
 
     def addresses(
         self, run: str, relays: int, relay_server: str | None = None, runners: int = 0, *, islands: bool = False
@@ -141,6 +154,9 @@ class LocalCluster:
 
     def now(self) -> datetime:
         return datetime.now(UTC)
+
+    def unchanged(self, what: str, inputs: Hashable, do: Callable[[], Result]) -> Result:
+        return do()
 
     # Supervision.
 

@@ -31,6 +31,8 @@ Object = dict[str, Any]
 class Objects:
     """Objects by (kind, name). All of one namespace; the file is readable by its owner only, as it holds secrets."""
 
+    kinds = KINDS
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._objects: dict[tuple[str, str], Object] = {}
@@ -63,9 +65,9 @@ class Objects:
     def apply(self, wanted: Mapping[str, Any]) -> Object:
         """Create the object or replace everything but its status; returns what is stored."""
         kind, name = wanted["kind"], wanted["metadata"]["name"]
-        if kind not in KINDS:
+        if kind not in self.kinds:
             raise UnsupportedField(
-                f"{kind} {name}: kind {kind} is not available on one machine; known are {sorted(KINDS)}"
+                f"{kind} {name}: kind {kind} is not available on one machine; known are {sorted(self.kinds)}"
             )
         before = self._objects.get((kind, name))
         new = copy.deepcopy(dict(wanted))

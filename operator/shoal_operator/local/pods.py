@@ -26,6 +26,7 @@ POD_FIELDS = frozenset(
         # Read on a cluster; there is nothing to do for them here.
         "securityContext", "automountServiceAccountToken", "serviceAccountName", "enableServiceLinks", "nodeSelector",
         "tolerations", "affinity", "priorityClassName", "runtimeClassName", "imagePullSecrets", "topologySpreadConstraints",
+        "schedulerName", "resourceClaims", "hostNetwork", "hostAliases", "dnsConfig", "dnsPolicy",
     }
 )  # fmt: skip
 CONTAINER_FIELDS = frozenset(

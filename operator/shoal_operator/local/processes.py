@@ -59,8 +59,13 @@ class ProcessTable:
                 close_fds=True,
             )
         ticks = start_ticks(process.pid)
-        if ticks is not None:
-            self._write(ProcessRecord(process.pid, ticks, name))
+        try:
+            if ticks is not None:
+                self._write(ProcessRecord(process.pid, ticks, name))
+        except OSError:  # a full disk: without a record nobody would end it
+            signal_group(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
         return process
 
     def forget(self, pid: int) -> None:

@@ -69,6 +69,7 @@ class LocalRun:
         self._guardian = Guardian(self.run_dir / "processes", LEFT_OVER_GRACE_SECONDS)
         self._cluster = LocalCluster(self.run_dir, self._subnet, ProcessTable(self.run_dir / "processes"))
         self._forget_failed_jobs()
+        self._forget_progress_time()
         for secret in self._secrets:
             self._cluster.apply(secret)
         self.apply(self._wanted)
@@ -126,6 +127,13 @@ class LocalRun:
         for job in self.cluster.list("Job", {}):
             if is_true(job, "Failed"):
                 self.cluster.objects.remove("Job", job["metadata"]["name"])
+
+    def _forget_progress_time(self) -> None:
+        """Nobody was to make progress while nothing ran: the deadline counts from now."""
+        live = self._object()
+        if live is not None and "lastProgressTime" in live.get("status", {}):
+            status = {key: value for key, value in live["status"].items() if key != "lastProgressTime"}
+            self.cluster.apply_status("TrainingRun", self.name, status)
 
     def _take_wishes(self) -> None:
         """Apply the spec again when other keys were asked for."""

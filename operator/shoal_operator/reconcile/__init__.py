@@ -10,6 +10,7 @@ from functools import partial
 from shoal_operator.engine.cluster import Cluster, ClusterError
 from shoal_operator.reconcile.common import tell_failure
 from shoal_operator.reconcile.scaled import SCALED_KINDS, reconcile_scaled
+from shoal_operator.reconcile.stalled import stall_of_failing
 from shoal_operator.reconcile.training_run import reconcile_training_run
 
 
@@ -29,7 +30,13 @@ def reconcile(cluster: Cluster, kind: str, name: str) -> float | None:
     try:
         return RECONCILERS[kind](cluster, name)
     except ClusterError as error:
-        tell_failure(cluster, kind, name, error)
+        tell_failure(cluster, kind, name, error, stall_of_failing)
+        raise
+    except Exception as error:
+        # A fault of ours, perhaps by what somebody wrote. Whoever looks at the object sees that nothing is done for it, and its run stalls; the
+        # text is for the log alone, as it may quote what was read.
+        said = ClusterError(f"unexpected {type(error).__name__}: the operator's log says where")
+        tell_failure(cluster, kind, name, said, stall_of_failing)
         raise
 
 

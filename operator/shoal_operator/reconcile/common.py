@@ -1,22 +1,25 @@
 """What all reconcilers share: applying children under their owner, removing what is no longer wanted, writing a status only when it changed."""
 
-import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from shoal_operator.api.base import quantity_value
 from shoal_operator.children import names
-from shoal_operator.engine.apply import CREATION_ONLY, Action, contains, decide, with_hash, without
+from shoal_operator.children.claims import VolumeClaim
+from shoal_operator.engine.apply import Action, contains, decide, with_hash
 from shoal_operator.engine.cluster import Cluster, ClusterError, Object
 from shoal_operator.engine.conditions import Condition, condition, merge
 from shoal_operator.engine.kinds import SCALED_KINDS
+from shoal_operator.reconcile.volumes import Problem, kept_and_grown, new_claims, refused_growth, require
 
 MAX_FAILURE = 1000
 """Characters of a failure in a condition, which is read in one line."""
 
 Model = TypeVar("Model", bound=BaseModel)
+ChildName = tuple[str, str]
+"""Kind and name."""
 
 
 def parse(model: type[Model], live: Object) -> Model:
@@ -36,7 +39,11 @@ def parse(model: type[Model], live: Object) -> Model:
 
 
 def owned(child: Object, owner: Object, namespace: str) -> Object:
-    """The child as one that lies in the namespace and is collected with its owner; what does not change is shared with the one given."""
+    """The child as one that lies in the namespace and is collected with its owner, unless it is retained; what does not change is shared with the
+    one given."""
+    metadata = {**child["metadata"], "namespace": namespace}
+    if names.RETAIN_ANNOTATION in metadata.get("annotations", {}):
+        return {**child, "metadata": metadata}
     references = [
         {
             "apiVersion": owner["apiVersion"],
@@ -47,7 +54,7 @@ def owned(child: Object, owner: Object, namespace: str) -> Object:
             "blockOwnerDeletion": True,
         }
     ]
-    return {**child, "metadata": {**child["metadata"], "namespace": namespace, "ownerReferences": references}}
+    return {**child, "metadata": {**metadata, "ownerReferences": references}}
 
 
 def owned_by(live: Object, owner: Object) -> bool:
@@ -83,6 +90,10 @@ def adopt(cluster: Cluster, owner: Object, run: str) -> None:
         for found in cluster.list(kind, {names.RUN_LABEL: run}):
             metadata = found["metadata"]
             named = metadata["name"].startswith(f"{run}-")
+            if names.MADE_OF_ANNOTATION in (metadata.get("annotations") or {}):
+                named = metadata["name"] == names.release_record(
+                    run
+                )  # others are records of its pools, relays and validators
             if named and controller_of(found) is None and not metadata.get("deletionTimestamp"):
                 # With the uid nothing is made anew, empty, should the object be gone meanwhile.
                 identity = {"name": metadata["name"], "uid": metadata["uid"]}
@@ -95,27 +106,37 @@ def controller_of(live: Object) -> dict[str, Any] | None:
     return next((each for each in live["metadata"].get("ownerReferences", ()) if each.get("controller")), None)
 
 
-def apply_children(cluster: Cluster, owner: Object, children: Iterable[Object]) -> str:
+def apply_children(cluster: Cluster, owner: Object, children: Iterable[Object]) -> list[Problem]:
     """Make each child what it should be, in order; what is right already is not touched. One that is refused does not keep the others.
 
     Returns:
-        What the cluster said to the first claim that it did not let grow, empty when all are well: pods continue with the volumes that they have.
+        What of live claims could not be as it is wanted: pods continue with the volumes that they have.
 
     Raises:
         ClusterError: a child was refused, or the cluster could not be asked.
     """
-    refused, failed = "", None
+    kept, failed = list[Problem](), None
     for child in children:
-        wanted = owned(child, owner, cluster.namespace)
+        try:
+            wanted = owned(cluster.at_site(child), owner, cluster.namespace)
+        except ClusterError as error:
+            failed = failed or error
+            continue
         kind, name = wanted["kind"], wanted["metadata"]["name"]
         live = cluster.get(kind, name)
         if live is not None:
             refuse_anothers(live, owner)
-            wanted = without(not_smaller(wanted, live), CREATION_ONLY)
+            if kind == "PersistentVolumeClaim":
+                wanted, problems = kept_and_grown(wanted, child, live, cluster.storage_classes)
+                kept += problems
         elif kind in SCALED_KINDS and "replicas" not in wanted["spec"]:
             continue  # deleted since its number was looked at; we are called again for that, and then it is made as a new one
         try:
-            match decide(wanted, live):
+            action = decide(wanted, live)
+            if action is not Action.NOTHING:
+                # Before a workload is deleted: its successor asks for all of its claims anew.
+                require(new_claims(wanted, None if action is Action.REPLACE else live), cluster.storage_classes)
+            match action:
                 case Action.APPLY:
                     cluster.apply(with_hash(wanted))
                 case Action.REPLACE:
@@ -124,24 +145,11 @@ def apply_children(cluster: Cluster, owner: Object, children: Iterable[Object]) 
             if error.passing:
                 raise
             if kind == "PersistentVolumeClaim" and live is not None:
-                refused = refused or _not_grown(name, error)
+                kept.append(refused_growth(name, error))
             else:
                 failed = failed or error
     if failed is not None:
         raise failed
-    return refused
-
-
-def not_smaller(wanted: Object, live: Object) -> Object:
-    """A claim that does not shrink: volumes grow, and an API server refuses anything else."""
-    if wanted["kind"] != "PersistentVolumeClaim":
-        return wanted
-    have = live.get("spec", {}).get("resources", {}).get("requests", {}).get("storage")
-    want = wanted["spec"]["resources"]["requests"]["storage"]
-    if have is None or quantity_value(have) <= quantity_value(want):
-        return wanted
-    kept = copy.deepcopy(wanted)
-    kept["spec"]["resources"]["requests"]["storage"] = have
     return kept
 
 
@@ -155,9 +163,13 @@ def pods_go_on(wanted: Object, live: Object) -> bool:
     return contains(live.get("spec", {}).get("selector"), wanted.get("spec", {}).get("selector"))
 
 
-def prune(cluster: Cluster, owner: Object, run: str, kinds: Sequence[str], children: Iterable[Object]) -> None:
+def names_of(children: Iterable[Object]) -> frozenset[ChildName]:
+    """Kind and name of each."""
+    return frozenset((child["kind"], child["metadata"]["name"]) for child in children)
+
+
+def prune(cluster: Cluster, owner: Object, run: str, kinds: Sequence[str], wanted: Collection[ChildName]) -> None:
     """Delete the owner's children of these kinds that are no longer wanted. Others' objects are never touched, whatever they are called."""
-    wanted = {(child["kind"], child["metadata"]["name"]) for child in children}
     for kind in kinds:
         for found in cluster.list(kind, {names.RUN_LABEL: run}):
             metadata = found["metadata"]
@@ -169,38 +181,38 @@ def prune(cluster: Cluster, owner: Object, run: str, kinds: Sequence[str], child
                 cluster.delete(kind, metadata["name"])
 
 
-def grow_claims(cluster: Cluster, set_name: str, run: str, sizes: Mapping[str, str | int]) -> str:
+def grow_claims(
+    cluster: Cluster, live: Iterable[Object], set_name: str, claims: Mapping[str, VolumeClaim]
+) -> list[Problem]:
     """Make the claims of a StatefulSet's pods as large as its template now says; the StatefulSet itself never does that.
 
     Args:
-        sizes: size by name of the claim template; a pod's claim is called `<template>-<set>-<number>`.
+        live: the claims of its pods.
+        claims: what each pod claims, by name of the claim template; a pod's claim is called `<template>-<set>-<number>`.
 
     Returns:
-        What the cluster said to the first that it refused, empty when all are well. A storage class that cannot grow its volumes is common, and the
-        pods continue with those they have.
+        What could not be. Pods continue with the volumes that they have.
     """
-    refused = ""
-    for live in cluster.list("PersistentVolumeClaim", {names.RUN_LABEL: run, names.SET_LABEL: set_name}):
-        name = live["metadata"]["name"]
-        template = next((each for each in sizes if name.startswith(f"{each}-{set_name}-")), None)
-        if template is None or live["metadata"].get("deletionTimestamp"):
+    found: list[Problem] = []
+    for each in live:
+        name = each["metadata"]["name"]
+        template = next((known for known in claims if name.startswith(f"{known}-{set_name}-")), None)
+        if template is None or each["metadata"].get("deletionTimestamp"):
             continue
-        wanted = {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
+        bare = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+        asked = {
+            **bare,
             "metadata": {"name": name, "namespace": cluster.namespace},
-            "spec": {"resources": {"requests": {"storage": sizes[template]}}},
+            "spec": {key: value for key, value in claims[template].spec().items() if key != "accessModes"},
         }
-        if not contains(live, not_smaller(wanted, live)):
+        wanted, problems = kept_and_grown(asked, asked, each, cluster.storage_classes)
+        found += problems
+        if not contains(each, wanted):
             try:
                 cluster.apply(wanted)
             except ClusterError as error:
-                refused = refused or _not_grown(name, error)
-    return refused
-
-
-def _not_grown(claim: str, error: ClusterError) -> str:
-    return f"claim {claim} cannot grow: {' '.join(str(error).split())[:300]}"
+                found.append(refused_growth(name, error))
+    return found
 
 
 def write_status(cluster: Cluster, live: Object, status: Mapping[str, Any], conditions: Iterable[Condition]) -> None:
@@ -219,8 +231,14 @@ def _given(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def tell_failure(cluster: Cluster, kind: str, name: str, error: ClusterError) -> None:
-    """Say in an object's Ready condition why its reconcile failed, when that will last; all else of the status stands.
+def tell_failure(
+    cluster: Cluster,
+    kind: str,
+    name: str,
+    error: ClusterError,
+    stalled: Callable[[Object, Condition, datetime], tuple[str | None, Condition]],
+) -> None:
+    """Say in an object's Ready condition why its reconcile failed, when that will last; of a run also whether it is `stalled`. All else stands.
 
     A run that never got further has the phase Blocked.
     """
@@ -228,12 +246,15 @@ def tell_failure(cluster: Cluster, kind: str, name: str, error: ClusterError) ->
     if error.passing or live is None or live["metadata"].get("deletionTimestamp"):
         return
     text = " ".join(str(error).split())[:MAX_FAILURE]
-    (ready,) = merge([condition("Ready", False, error.condition, text)], live, cluster.now())
-    before = live.get("status", {})
-    others = [each for each in before.get("conditions", []) if each["type"] != "Ready"]
-    new = {**before, "observedGeneration": live["metadata"].get("generation", 1), "conditions": [ready, *others]}
+    told, now, before = [condition("Ready", False, error.condition, text)], cluster.now(), live.get("status", {})
+    new = {**before, "observedGeneration": live["metadata"].get("generation", 1)}
     if kind == "TrainingRun":
         new.setdefault("phase", "Blocked")
+        new["lastProgressTime"], found = stalled(live, told[0], now)
+        told.append(found)
+    types = {each["type"] for each in told}
+    others = [each for each in before.get("conditions", []) if each["type"] not in types]
+    new = _given({**new, "conditions": [*merge(told, live, now), *others]})
     if new != before:
         try:
             cluster.apply_status(kind, name, new)
@@ -245,8 +266,16 @@ def replica_counts(workload: Object | None) -> tuple[int, int, int]:
     """Replicas wanted, existing and ready of a StatefulSet, a Deployment or one of our scaled kinds."""
     if workload is None:
         return 0, 0, 0
-    status = workload.get("status", {})
-    return workload["spec"].get("replicas", 1), status.get("replicas", 0), status.get("readyReplicas", 0)
+    status, wanted = workload.get("status", {}), workload["spec"].get("replicas", 1)
+    admitted = admitted_replicas(workload)
+    wanted = wanted if admitted is None else min(wanted, admitted)
+    return wanted, status.get("replicas", 0), status.get("readyReplicas", 0)
+
+
+def admitted_replicas(live: Object) -> int | None:
+    """Pods that the queue of its run admits of one of our scaled kinds; None without a queue."""
+    text = live["metadata"].get("annotations", {}).get(names.ADMITTED_ANNOTATION, "")
+    return int(text) if text.isdecimal() else None
 
 
 def up_to_date(workload: Object) -> bool:

@@ -91,8 +91,6 @@ def _job_state(job: Object, problem: tuple[str, str] | None) -> State:
     message = f"Job {name}: {ready} of {wanted} pods are ready"
     if ready >= wanted:
         return State(True, "PodsReady", message)
-    if job["spec"].get("suspend"):
-        return State(False, "Queued", f"Job {name}: waits for its queue to admit it")
     if problem is not None:
         return State(False, problem[0], f"{message}; {problem[1]}")
     return State(False, "PodsNotReady", message)

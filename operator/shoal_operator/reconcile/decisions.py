@@ -194,8 +194,8 @@ def parse_time(text: str | None) -> datetime | None:
 
 def time_is_up(start_time: str | None, deadline_seconds: int | None, now: datetime) -> bool:
     """Whether a run has exceeded its active deadline."""
-    started = parse_time(start_time)
-    return deadline_seconds is not None and started is not None and now >= started + timedelta(seconds=deadline_seconds)
+    left = seconds_left(start_time, deadline_seconds, now)
+    return left is not None and left <= 0
 
 
 def bounded_time(text: str | None, earliest: str | None, now: datetime) -> str | None:
@@ -213,12 +213,12 @@ def rfc3339(time: datetime) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def seconds_to_live(completion_time: str | None, ttl_seconds: int | None, now: datetime) -> float | None:
-    """Seconds until a finished run is to be deleted, 0 or less when it is time, None for never."""
-    ended = parse_time(completion_time)
-    if ended is None or ttl_seconds is None:
+def seconds_left(since: str | None, seconds: int | None, now: datetime) -> float | None:
+    """What is left of some seconds that began at a time: 0 or less when they are over, None for no end."""
+    began = parse_time(since)
+    if began is None or seconds is None:
         return None
-    return (ended + timedelta(seconds=ttl_seconds) - now).total_seconds()
+    return (began + timedelta(seconds=seconds) - now).total_seconds()
 
 
 def failure_text(job: Object, pod_problem: str = "", last_words: str = "") -> str:

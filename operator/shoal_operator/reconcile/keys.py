@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
+from shoal.contracts.newer import from_newer_json
 from shoal.contracts.pools import pool_ticket
 from shoal.contracts.roster import (
     MOST_CHANGES,
@@ -131,7 +132,7 @@ def _run_keys_said(cluster: Cluster, owner: Object) -> list[str]:
         if found is None or not owned_by(found, owner):
             continue
         try:
-            said.append(model.from_json(found.get("data", {}).get(entry, "")).run_key)
+            said.append(from_newer_json(model, found.get("data", {}).get(entry, "")).run_key)
         except (ValidationError, ValueError):
             continue  # it is written anew
     shown = owner.get("status", {}).get("runPublicKey")
@@ -160,8 +161,12 @@ def _require_first_keys(cluster: Cluster, owner: Object) -> None:
         ("PersistentVolumeClaim", names.store(run)),
     )
     made = [cluster.get(kind, name) for kind, name in after]
-    begun = owner.get("status", {}).get("runPublicKey") or any(
-        each is not None and owned_by(each, owner) for each in made
+    # A store that an earlier run of this name left behind is its history: other keys would write another one into it.
+    retained = (made[2] or {}).get("metadata", {}).get("annotations", {})
+    begun = (
+        owner.get("status", {}).get("runPublicKey")
+        or names.RETAIN_ANNOTATION in retained
+        or any(each is not None and owned_by(each, owner) for each in made)
     )
     if not begun:
         return
@@ -171,6 +176,11 @@ def _require_first_keys(cluster: Cluster, owner: Object) -> None:
         raise IdentityLost(
             f"Secret {names.roster_secret(run)} is gone, and with it {', '.join(lost)}, of a run that has begun: restore them from a backup,"
             " or delete the run and start a new one"
+            + (
+                f" after PersistentVolumeClaim {names.store(run)}, which keeps its store"
+                if names.RETAIN_ANNOTATION in retained
+                else ""
+            )
         )
 
 
@@ -191,7 +201,8 @@ def _kept_roster(cluster: Cluster, owner: Object) -> Signed[Roster] | None:
         if text is None:
             return None
         refuse_anothers(join or config or {}, owner)
-        roster = RunConfig.from_json(text).roster if join is None else NodeConfig.from_json(text).roster
+        told = from_newer_json(RunConfig, text) if join is None else from_newer_json(NodeConfig, text)
+        roster = told.roster
     except (KeyError, ValidationError, ValueError) as error:
         raise ClusterError(
             f"Secret {name}: {ROSTER} is not readable ({type(error).__name__}); restore it from a backup"

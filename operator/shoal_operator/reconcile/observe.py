@@ -13,15 +13,16 @@ from shoal_operator.children import References, names
 from shoal_operator.children.islands import island_count, serves_lighthouse
 from shoal_operator.children.own_kinds import template_replicas
 from shoal_operator.children.runner import runner_count
+from shoal_operator.children.sources import is_restored
 from shoal_operator.children.workloads import set_selector
 from shoal_operator.engine.apply import job_state
-from shoal_operator.engine.cluster import Cluster, Object
+from shoal_operator.engine.cluster import Cluster, NotHeard, Object
 from shoal_operator.engine.conditions import is_true
 from shoal_operator.reconcile.common import owned_by, parse, replica_counts
 from shoal_operator.reconcile.components import SEVERAL, ComponentPart, part_state
 from shoal_operator.reconcile.decisions import is_complete
 from shoal_operator.reconcile.last_words import failed_containers, merged
-from shoal_operator.reconcile.other_runs import recorded_version, waits_for_others
+from shoal_operator.reconcile.other_runs import Wait, recorded_version, waits_for_others
 from shoal_operator.reconcile.pod_problems import worst_problem
 from shoal_operator.reconcile.refused_pods import refused_pods
 
@@ -36,7 +37,7 @@ class Observed:
     Attributes:
         latest_version: newest announced policy version; while the orchestrator is silent what was shown last, which decides nothing for good.
         complete_at: policy version at which the orchestrator called the run complete, now or earlier; None if it never did.
-        waits_for: what must exist before its children are made.
+        waits: for what must exist before its children are made.
     """
 
     prepare: Object | None
@@ -46,11 +47,11 @@ class Observed:
     complete_at: int | None
     prepared: bool
     references: References
-    waits_for: str
+    waits: Wait
 
 
-def observe(cluster: Cluster, live: Object, run: TrainingRun, orchestrator_url: str) -> Observed:
-    """Read what a reconcile of this run decides on."""
+def observe(cluster: Cluster, live: Object, run: TrainingRun, orchestrator_url: str) -> Observed | None:
+    """Read what a reconcile of this run decides on. None: its orchestrator is being asked for the first time."""
     name = run.metadata.name
     prepare = cluster.get("Job", names.prepare(name))
     if prepare is not None and not owned_by(prepare, live):
@@ -59,8 +60,10 @@ def observe(cluster: Cluster, live: Object, run: TrainingRun, orchestrator_url: 
     # A Job of prepare may be gone. What is made only after it then says whether the status is right.
     remembered = is_true(live, "Prepared") and orchestrator is not None and owned_by(orchestrator, live)
     prepared = job_state(prepare) == "succeeded" or remembered
-    # Only an orchestrator that is ready is asked: one that is not would cost a time-out at each reconcile.
+    # Only an orchestrator that is ready is asked: one that is not cannot answer.
     progress = cluster.run_progress(orchestrator_url) if replica_counts(orchestrator)[2] > 0 else None
+    if isinstance(progress, NotHeard):
+        return None
     if progress is not None and progress.run != name:
         progress = None  # someone else's: an address that is no longer ours
     references, missing = _references(cluster, run)
@@ -79,8 +82,16 @@ def observe(cluster: Cluster, live: Object, run: TrainingRun, orchestrator_url: 
         prepared=prepared,
         references=references,
         # Later the pods that mount the credentials say what they lack; a request at each reconcile would be too many.
-        waits_for=missing or ("" if prepared else _missing_credentials(cluster, run) or waits_for_others(cluster, run)),
+        waits=_first_wait(cluster, run, missing, prepared=prepared),
     )
+
+
+def _first_wait(cluster: Cluster, run: TrainingRun, missing: str, *, prepared: bool) -> Wait:
+    """`missing`: a reference."""
+    if missing or prepared:
+        return Wait(missing)
+    lacking = _missing_credentials(cluster, run)
+    return Wait(lacking) if lacking or is_restored(run) else waits_for_others(cluster, run)
 
 
 def _how_far(cluster: Cluster, live: Object, run: TrainingRun, progress: RunProgress | None) -> tuple[int, int | None]:

@@ -4,7 +4,7 @@ Called by `training_run` at each reconcile, before anything else is made. What t
 which also corrects a status that somebody wrote over. Until then a false failure holds the run up.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal_operator.api import TrainingRun
 from shoal_operator.children.offline_filter import filter_training_run
@@ -12,14 +12,14 @@ from shoal_operator.children.own_kinds import References
 from shoal_operator.engine.cluster import Cluster, Object
 from shoal_operator.engine.conditions import is_true
 from shoal_operator.reconcile.common import apply_children
-from shoal_operator.reconcile.other_runs import completed
+from shoal_operator.reconcile.other_runs import Wait, completed
 
 
 @dataclass(frozen=True)
 class FilterState:
     """What the run waits for, or why its filter has failed; both empty when there is none, or when it is done."""
 
-    waits_for: str = ""
+    waits: Wait = field(default_factory=Wait)
     failure: str = ""
 
 
@@ -46,13 +46,14 @@ def _state(cluster: Cluster, name: str) -> FilterState:
     if is_true(child, "Failed"):
         why = _message(status, "Failed", "True")
         return FilterState(failure=f"{what}, has failed: {why}; delete it to sample again")
+    well = not is_true(child, "Stalled")
     dataset = status.get("dataset")
     if dataset is not None:
         lacks = _message(status, "Ready", "False")  # a pool without pods: nobody should have to look there for it
         far = f"{dataset['slicesCollected']} of {dataset['slices']} parts are sampled"
-        return FilterState(f"waits for {what}: {far}" + (f"; {lacks}" if lacks else ""))
+        return FilterState(Wait(f"waits for {what}: {far}" + (f"; {lacks}" if lacks else ""), well))
     doing = _message(status, "Progressing")
-    return FilterState(f"waits for {what}" + (f": {doing}" if doing else ""))
+    return FilterState(Wait(f"waits for {what}" + (f": {doing}" if doing else ""), well))
 
 
 def _message(status: Object, type_: str, is_: str | None = None) -> str:

@@ -3,6 +3,7 @@
 All else that is read of another run's status is only said, or holds up this run until the other's reconcile has corrected it.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from shoal_operator.api import TrainingRun
@@ -14,15 +15,26 @@ from shoal_operator.engine.conditions import is_true
 from shoal_operator.reconcile.common import owned_by
 from shoal_operator.reconcile.decisions import is_complete
 
+NOT_YET = "which is not complete yet"
 
-def waits_for_others(cluster: Cluster, run: TrainingRun) -> str:
-    """What the run waits for, and what to do about it; empty when every run that it names has what it needs."""
+
+@dataclass(frozen=True)
+class Wait:
+    """What a run waits for and what to do about it, empty for nothing; `well`: that is another run, which works, so nothing is to be done."""
+
+    text: str = ""
+    well: bool = False
+
+
+def waits_for_others(cluster: Cluster, run: TrainingRun) -> Wait:
+    """The first run that it names and that has not what it needs."""
     storage = run.spec.storage.model_dump(mode="json", by_alias=True, exclude_none=True)
     for source in sources(run.spec):
         why = _why_not(cluster, source, run.metadata.name, storage)
         if why:
-            return f"waits for TrainingRun {source.run} (spec.{source.field}), {why}"
-    return ""
+            well = why == NOT_YET and not is_true(cluster.get("TrainingRun", source.run), "Stalled")
+            return Wait(f"waits for TrainingRun {source.run} (spec.{source.field}), {why}", well)
+    return Wait()
 
 
 def _why_not(cluster: Cluster, source: Source, own_name: str, storage: dict[str, Any]) -> str:
@@ -45,7 +57,7 @@ def _why_not(cluster: Cluster, source: Source, own_name: str, storage: dict[str,
         return "which itself waits for this run to be complete: neither can begin, start one of them from another model or data set"
     if other["spec"].get("suspend"):
         return "which is suspended: set its spec.suspend to false"
-    return "which is not complete yet"
+    return NOT_YET
 
 
 def completed(cluster: Cluster, live: Object) -> bool:

@@ -1,11 +1,12 @@
-"""Pods that were never made: refused by a quota, a limit range, a priority class or a webhook. Their controller says so."""
+"""Pods that were never made: refused by a quota, a limit range, a priority class or a webhook. Their controller says so. Of a Job that somebody else
+suspended nobody does."""
 
 from shoal_operator.engine.apply import job_state
 from shoal_operator.engine.cluster import Cluster, Object
 from shoal_operator.reconcile.common import replica_counts
 from shoal_operator.reconcile.last_words import without_secrets
 
-REASON = "PodsRefused"
+REASON, SUSPENDED = "PodsRefused", "JobSuspended"
 AGAIN_SECONDS = 20.0
 """How soon to look again at a workload that lacks pods: no event of a watched kind tells that they were refused."""
 MOST_TEXT = 500
@@ -20,8 +21,12 @@ def lacks_pods(workload: Object | None) -> bool:
         return made < wanted
     status = workload.get("status", {})
     made = sum(int(status.get(each) or 0) for each in ("active", "succeeded"))
-    waits = workload["spec"].get("suspend") or job_state(workload) != "running"
+    waits = _suspended(workload) or job_state(workload) != "running"
     return not waits and made < int(workload["spec"].get("parallelism", 1))
+
+
+def _suspended(workload: Object) -> bool:
+    return workload["kind"] == "Job" and workload["spec"].get("suspend") is True and job_state(workload) == "running"
 
 
 def refused_pods(cluster: Cluster, workload: Object | None) -> tuple[str, str] | None:
@@ -29,6 +34,11 @@ def refused_pods(cluster: Cluster, workload: Object | None) -> tuple[str, str] |
 
     A Deployment has a condition for it. Of StatefulSets and Jobs only Events tell: one request in 20 s, only while pods lack.
     """
+    if workload is not None and _suspended(workload):
+        return SUSPENDED, (
+            f"Job {workload['metadata']['name']} was suspended by others, as Kueue does to Jobs without a queue where a LocalQueue is named default"
+            " or manageJobsWithoutQueueName is set: give that LocalQueue another name, or take the namespace out of managedJobsNamespaceSelector"
+        )
     if workload is None or not lacks_pods(workload):
         return None
     conditions = workload.get("status", {}).get("conditions") or []

@@ -13,6 +13,7 @@ from shoal.contracts.protocol import RunProgress
 from shoal.contracts.roster import HOLDERS, KeyHolder, Roster
 from shoal.contracts.signed import Signed
 from shoal.planner.findings import Misfit
+from shoal.text import duration
 from shoal_operator.api.keys import FINGERPRINT_DIGITS
 from shoal_operator.api.last_words import LastWords
 from shoal_operator.api.training_run import AnswerShown, AnswersStatus
@@ -31,6 +32,9 @@ from shoal_operator.reconcile.components import (
 )
 from shoal_operator.reconcile.decisions import TrainerAttempt
 from shoal_operator.reconcile.island_status import exchanging, islands_status
+from shoal_operator.reconcile.queue import QueueTurn
+from shoal_operator.reconcile.releases import Upgrade
+from shoal_operator.reconcile.stalled import PAUSED, Stall, stalled_condition
 
 FIGURES = (
     "step",
@@ -54,14 +58,17 @@ FIGURES = (
     "slashed",
     "nodes",
     "etaSeconds",
+    "eta",
     "proofs",
     "islands",
 )
+OF_TRAINER = ("dataset", "islands", "epoch", "loss", "heldOutLoss")
+"""Figures that a restarted orchestrator lacks until the trainer reports again."""
+OF_LEDGER = ("step", "groupsKept", "accepted")
+"""Figures that grow and that a restarted orchestrator lacks until it has read the ledger, where it finds the newest version too."""
 WORK: Mapping[Mode, str] = {"Train": "Training", "Generate": "Generating", "SFT": "Training"}
 MOST_TEXT = 4000
 """Characters of a condition's message; an API server takes 32,768."""
-PAUSED = "paused"
-"""How the trainer's phase begins while it waits for a person (contracts/recipe.py, Stability.action)."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,8 @@ class Findings:
     latest_version: int | None
     failure: Failure
     waits_for: str
-    not_grown: str
+    volumes: Condition | None
+    """`VolumesReady`; None where volumes are plain folders."""
     run_key: str
     roster: Signed[Roster]
     attempt: TrainerAttempt
@@ -103,6 +111,11 @@ class Findings:
     """Reason and message why nobody can tell whether the run goes on, although its parts are ready."""
     misfits: tuple[Misfit, ...] | None = None
     """What cannot work; None while the model's size is not known."""
+    upgrade: Upgrade | None = None
+    queue: QueueTurn | None = None
+    """Where a run with a queue is in it."""
+    last_progress_time: str | None = None
+    stall: Stall | None = None
 
     @property
     def steps_total(self) -> int:
@@ -115,7 +128,7 @@ class Findings:
         return self.stage == "running" and self.progress is not None and self.progress.trainer_phase == PAUSED
 
     @property
-    def stalled(self) -> bool:
+    def lacks_signal(self) -> bool:
         """The open step reached its sampling cap and lacks signal; a person must decide."""
         return self.stage == "running" and self.progress is not None and bool(self.progress.stalled_on_signal)
 
@@ -177,7 +190,8 @@ def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
         if scores := _scores(progress.evaluations):
             status["scores"] = scores
         if (last := progress.last_step) is not None:
-            status |= {"gradientNorm": last.gradient_norm, "etaSeconds": eta_seconds(progress)}
+            left = eta_seconds(progress)
+            status |= {"gradientNorm": last.gradient_norm, "etaSeconds": left, "eta": duration(left)}
             if last.supervised:
                 status |= {"epoch": last.epoch, "loss": last.loss, "heldOutLoss": last.held_out_loss}
             else:
@@ -186,13 +200,20 @@ def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
                     "clipRatio": last.clip_ratio,
                     "policyLag": last.policy_lag_mean,
                 }
+        # They would seem to have grown when they come back (stalled.py).
+        lacking = OF_TRAINER if not progress.trainer_phase else ()
+        status |= {name: before.get(name) for name in lacking if status[name] is None}
+        if progress.latest_version is None and findings.steps is not None:
+            status |= {name: before[name] for name in OF_LEDGER if before.get(name) is not None}
     if findings.stage == "complete":
-        status |= {"step": None, "etaSeconds": 0.0}
+        status |= {"step": None, "etaSeconds": 0.0, "eta": duration(0.0)}
     attempt = findings.attempt
     return status | {
+        "release": findings.upgrade.release if findings.upgrade is not None else None,
         "phase": phase(findings),
         "startTime": findings.start_time,
         "completionTime": findings.completion_time,
+        "lastProgressTime": findings.last_progress_time,
         "policyVersion": findings.latest_version,
         "runPublicKey": findings.run_key,
         "endpoint": findings.endpoint,
@@ -279,6 +300,8 @@ def phase(findings: Findings) -> str:
     """One word for printer columns."""
     if findings.paused:
         return "Paused"
+    if findings.stall is not None:
+        return "Stalled"
     if findings.stage == "running":
         return "Starting" if findings.missing else "Running"
     return findings.stage.capitalize()
@@ -292,6 +315,7 @@ def run_conditions(findings: Findings) -> list[Condition]:
         _ready(findings),
         _progressing(findings),
         condition("Suspended", suspended, "SpecSuspend" if suspended else "NotSuspended"),
+        *([findings.queue.condition()] if findings.queue is not None else []),
         condition(
             "Complete",
             done,
@@ -300,11 +324,14 @@ def run_conditions(findings: Findings) -> list[Condition]:
         ),
         condition("Failed", stage == "failed", failure.reason or "NoFailure", failure.message),
         _paused(findings),
-        _stalled(findings),
+        stalled_condition(stage, findings.stall),
+        _lacks_signal(findings),
         *_fits(findings),
+        *([findings.volumes] if findings.volumes is not None else []),
         *_learning(findings),
         _stable(findings),
         _prepared(findings),
+        *(findings.upgrade.conditions() if findings.upgrade is not None else []),
         *_exchanging(findings),
         *component_conditions(findings.parts),
     ]
@@ -322,17 +349,21 @@ def _how_far(findings: Findings) -> str:
 def _ready(findings: Findings) -> Condition:
     """Whether the run makes progress with all its parts. `kubectl get` shows the message, so it starts with the problem."""
     stage, missing = findings.stage, findings.missing
-    well = stage == "running" and not missing and not findings.paused and not findings.stalled
+    well = stage == "running" and not missing and not findings.paused and not findings.lacks_signal
+    if well and findings.stall is not None:
+        return condition("Ready", False, findings.stall.cause.reason, findings.stall.text[:MOST_TEXT])
     if well and findings.not_known is not None:
         return condition("Ready", None, *findings.not_known)
     if well:
         return condition("Ready", True, "ComponentsReady", _doing(findings))
     if findings.paused:
         return condition("Ready", False, "Paused", _pause_text(findings))
-    if findings.stalled and findings.progress is not None:
+    if findings.lacks_signal and findings.progress is not None:
         return condition("Ready", False, "StalledOnSignal", findings.progress.stalled_on_signal)
     if stage == "failed":
         return condition("Ready", False, findings.failure.reason, findings.failure.message)
+    if stage == "queued" and findings.queue is not None:
+        return condition("Ready", False, findings.queue.reason, findings.queue.message[:MOST_TEXT])
     if stage != "running":
         doing = _prepare_text(findings) or f"the run is {stage}"
         misfits = _misfit_text(findings) if stage == "preparing" else ""
@@ -355,8 +386,6 @@ def _progressing(findings: Findings) -> Condition:
     stage = findings.stage
     if findings.paused:
         return condition("Progressing", False, "Paused", _pause_text(findings))
-    if findings.not_grown:
-        return condition("Progressing", True, "ClaimsNotGrown", findings.not_grown)
     if stage == "running" and findings.missing:
         return condition("Progressing", True, "Waiting" if findings.waits_for else "Starting", _waits_text(findings))
     if stage == "running":
@@ -364,6 +393,8 @@ def _progressing(findings: Findings) -> Condition:
     if stage == "preparing":
         message = _prepare_text(findings) or "makes the base model and the task table"
         return condition("Progressing", True, "Waiting" if findings.waits_for else "Preparing", message)
+    if stage == "queued" and findings.queue is not None:
+        return condition("Progressing", True, "Queued", findings.queue.message[:MOST_TEXT])
     return condition("Progressing", False, stage.capitalize())
 
 
@@ -404,9 +435,9 @@ def _pause_text(findings: Findings) -> str:
     return said or f"the trainer has paused; set spec.stability.acknowledgedVersion to {version} to continue"
 
 
-def _stalled(findings: Findings) -> Condition:
+def _lacks_signal(findings: Findings) -> Condition:
     """The online filter's cap: a step reached it, so more sampling is of no use."""
-    if findings.stalled and findings.progress is not None:
+    if findings.lacks_signal and findings.progress is not None:
         return condition("StalledOnSignal", True, "SamplingCap", findings.progress.stalled_on_signal)
     return condition("StalledOnSignal", False, "EnoughSignal")
 

@@ -8,20 +8,27 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
+from shoal.contracts.newer import from_newer_json
 from shoal.contracts.run import NodeConfig, RunConfig
 from shoal_operator.api import InferencePool, RelayServer, Validator
+from shoal_operator.api.base import ChildMeta
 from shoal_operator.children import inference_pool_children, names, relay_server_children, validator_children
+from shoal_operator.children.claims import VolumeClaim
 from shoal_operator.children.exposure import address_of
 from shoal_operator.children.inference_pool import pool_claims
 from shoal_operator.children.relay_server import relay_claims, way_in_port
+from shoal_operator.children.releases import Builder
 from shoal_operator.children.run_config import config_hashes
 from shoal_operator.engine.cluster import Cluster, Object
 from shoal_operator.engine.conditions import Condition, condition
 from shoal_operator.reconcile.common import (
+    admitted_replicas,
     apply_children,
+    controller_of,
     grow_claims,
+    names_of,
     parse,
     prune,
     replica_counts,
@@ -31,6 +38,8 @@ from shoal_operator.reconcile.common import (
 from shoal_operator.reconcile.pod_problems import worst_problem
 from shoal_operator.reconcile.refused_pods import AGAIN_SECONDS as REFUSED_AGAIN_SECONDS
 from shoal_operator.reconcile.refused_pods import lacks_pods, refused_pods
+from shoal_operator.reconcile.releases import release_mark, upgrade_of
+from shoal_operator.reconcile.volumes import Problem, volumes_condition
 
 REMEMBERED_TEXTS = 512
 """Parsed texts of ConfigMaps: checking a roster's signature was a third of a reconcile. A text always parses alike."""
@@ -40,25 +49,45 @@ WAIT_SECONDS = 10.0
 FOREIGN_SECONDS = 60.0
 """How soon to look again at the configuration of a run that did not make this object, and so cannot wake it by an annotation."""
 
-Sizes = Mapping[str, str | int]
+
+@dataclass(frozen=True)
+class PoolInputs:
+    """What a pool's children are made of."""
+
+    pool: InferencePool
+    join: NodeConfig
 
 
 @dataclass(frozen=True)
-class Built:
-    """What a kind builds: children and the sizes of its pods' claims, or what it waits for, in words."""
+class RelayInputs:
+    """What the children of relays are made of."""
 
-    children: list[Object] | None = None
-    claims: Sizes | None = None
-    waits_for: str = ""
+    relay: RelayServer
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class ValidatorInputs:
+    """What the children of validators are made of."""
+
+    validator: Validator
+    config: RunConfig
 
 
 @dataclass(frozen=True)
 class ScaledKind:
-    """One row: the model, the kind of its workload, how it is built, what is removed when no longer wanted, and what else its status says."""
+    """One row: the model, the kind of its workload, how it is built and of what.
+
+    Further what is removed when it is no longer wanted, and what else its status says.
+
+    `inputs` returns in words what is waited for; `claims` the claims of its pods.
+    """
 
     model: type[InferencePool] | type[RelayServer] | type[Validator]
     workload: str
-    build: Callable[[Cluster, Any], Built]
+    inputs: Callable[[Cluster, Any], Any]
+    builder: Builder[Any]
+    claims: Callable[[Any], Mapping[str, VolumeClaim]] | None = None
     prunes: tuple[str, ...] = ()
     more_status: Callable[[Cluster, Any], dict[str, Any]] = lambda cluster, found: {}
 
@@ -70,23 +99,46 @@ def reconcile_scaled(cluster: Cluster, kind: str, name: str) -> float | None:
     if live is None or live["metadata"].get("deletionTimestamp"):
         return None
     found: Any = parse(row.model, live)
-    built = row.build(cluster, found)
-    refused = ""
-    if built.children is not None:
-        refused = apply_children(cluster, live, built.children)
-        prune(cluster, live, found.spec.run, row.prunes, built.children)
-        if built.claims is not None:
-            refused = refused or grow_claims(cluster, name, found.spec.run, built.claims)
+    admitted, kept_back = admitted_replicas(live), ""
+    if admitted is not None and found.spec.replicas > admitted:  # whoever scales may ask for more than its queue has
+        kept_back = f"; of {found.spec.replicas} replicas the run's queue admits {admitted}"
+        found = found.model_copy(update={"spec": found.spec.model_copy(update={"replicas": admitted})})
+    run = found.spec.run
+    inputs = row.inputs(cluster, found.model_copy(update={"metadata": ChildMeta(name=name)}))
+    waits_for = inputs if isinstance(inputs, str) else ""
+    released, volumes = list[Condition](), list[Condition]()
+    if not waits_for:
+        mine = controller_of(live) is not None  # a run says in the annotation which release it is to be of
+        upgrade = upgrade_of(cluster, live, run, row.builder, inputs, release_mark(live), sure=mine)
+
+        def make() -> list[Problem]:
+            children = upgrade.children(row.builder.build(inputs), work=True)
+            problems = apply_children(cluster, live, children)
+            prune(cluster, live, run, row.prunes, names_of(children))
+            return problems
+
+        of = live["metadata"]["uid"], upgrade.made_of
+        if upgrade.made_of:
+            cluster.unchanged("children", of, make)
+        else:
+            make()
+        if row.claims is not None and cluster.enforces_volumes:
+            claims = cluster.list("PersistentVolumeClaim", {names.RUN_LABEL: run, names.SET_LABEL: name})
+            problems = grow_claims(cluster, claims, name, row.claims(found))
+            volumes = [volumes_condition(claims, problems, cluster.storage_classes)]
+        released = upgrade.conditions()
     workload = cluster.get(row.workload, name)
-    conditions = scaled_conditions(cluster, workload, found.spec.run, name, built.waits_for)
-    if refused:
-        conditions = [*conditions[:1], condition("Progressing", True, "ClaimsNotGrown", refused)]
+    conditions = scaled_conditions(cluster, workload, run, name, waits_for)
+    if kept_back:
+        conditions = [{**each, "message": each["message"] + kept_back} for each in conditions]
+    conditions += [*volumes, *released]
     write_status(cluster, live, scaled_status(workload) | row.more_status(cluster, found), conditions)
-    if built.waits_for:
+    if waits_for:
         return WAIT_SECONDS
     if lacks_pods(workload):
         return REFUSED_AGAIN_SECONDS
-    return None if live["metadata"].get("ownerReferences") and not refused else FOREIGN_SECONDS
+    well = all(each["status"] == "True" for each in volumes)
+    return None if live["metadata"].get("ownerReferences") and well else FOREIGN_SECONDS
 
 
 def scaled_conditions(
@@ -118,43 +170,53 @@ def scaled_status(workload: Object | None) -> dict[str, Any]:
     return {"replicas": replicas, "readyReplicas": ready, "selector": selector or None}
 
 
-def _build_pool(cluster: Cluster, pool: InferencePool) -> Built:
+def _pool_inputs(cluster: Cluster, pool: InferencePool) -> PoolInputs | str:
     name = pool.spec.join_config_map or names.join(pool.spec.run)
     join = read_join(cluster.get("ConfigMap", name) or cluster.read_foreign("ConfigMap", name), pool.spec.run)
     if isinstance(join, str):
-        return Built(waits_for=f"ConfigMap {name}: {join}")
+        return f"ConfigMap {name}: {join}"
     if pool.spec.join_config_map is None:
         # Runners can be reached from within the run's own cluster only, so that what strangers join by does not name them.
         config = _read_run(cluster, pool.spec.run)
         if not isinstance(config, str):
             join = join.model_copy(update={"runners": config.addresses.runners})
-    return Built(inference_pool_children(pool, join), pool_claims(pool))
+    return PoolInputs(pool, join)
 
 
-def _build_relays(cluster: Cluster, relay: RelayServer) -> Built:
+def _relay_inputs(cluster: Cluster, relay: RelayServer) -> RelayInputs | str:
     config = _read_run(cluster, relay.spec.run)
-    if isinstance(config, str):
-        return Built(waits_for=config)
-    secret = names.held_secret(config.run, config.roster.document, "relay")
-    return Built(relay_server_children(relay, config_hashes(config)["relay"], secret), relay_claims(relay))
+    return config if isinstance(config, str) else RelayInputs(relay, config)
 
 
-def _build_validators(cluster: Cluster, validator: Validator) -> Built:
+def _validator_inputs(cluster: Cluster, validator: Validator) -> ValidatorInputs | str:
     run = validator.spec.run
     config = _read_run(cluster, run)
     if isinstance(config, str):
-        return Built(waits_for=config)
+        return config
     if config.validation != validator.spec.validation:
-        return Built(
-            waits_for=f"TrainingRun {run} has a different spec.validation; name this Validator in its spec.validatorRef, "
+        return (
+            f"TrainingRun {run} has a different spec.validation; name this Validator in its spec.validatorRef, "
             "or make the two equal"
         )
     if config.storage != validator.spec.storage:
-        return Built(
-            waits_for=f"TrainingRun {run} has a different spec.storage; create a Validator with the run's storage"
-        )
+        return f"TrainingRun {run} has a different spec.storage; create a Validator with the run's storage"
+    return ValidatorInputs(validator, config)
+
+
+def _build_pool(inputs: PoolInputs) -> list[Object]:
+    return inference_pool_children(inputs.pool, inputs.join)
+
+
+def _build_relays(inputs: RelayInputs) -> list[Object]:
+    config = inputs.config
+    secret = names.held_secret(config.run, config.roster.document, "relay")
+    return relay_server_children(inputs.relay, config_hashes(config)["relay"], secret)
+
+
+def _build_validators(inputs: ValidatorInputs) -> list[Object]:
+    config = inputs.config
     secret = names.held_secret(config.run, config.roster.document, "validator")
-    return Built(validator_children(validator, config_hashes(config)["validator"], secret))
+    return validator_children(inputs.validator, config_hashes(config)["validator"], secret)
 
 
 def _relay_addresses(cluster: Cluster, relay: RelayServer) -> dict[str, Any]:
@@ -184,7 +246,7 @@ def _read_run(cluster: Cluster, run: str) -> RunConfig | str:
 
 @lru_cache(maxsize=REMEMBERED_TEXTS)
 def _run_config_of(text: str) -> RunConfig:
-    return RunConfig.from_json(text)
+    return from_newer_json(RunConfig, text)
 
 
 def read_join(config_map: Object | None, run: str) -> NodeConfig | str:
@@ -200,7 +262,7 @@ def read_join(config_map: Object | None, run: str) -> NodeConfig | str:
 @lru_cache(maxsize=REMEMBERED_TEXTS)
 def _join_of(text: str, run: str) -> NodeConfig | str:
     try:
-        join = NodeConfig.from_json(text)
+        join = from_newer_json(NodeConfig, text)
         join.trust  # noqa: B018 - checked when it is made
     except (ValidationError, ValueError) as error:
         return f"node.json is wrong ({' '.join(str(error).split())[:300]}); copy it from the run's cluster"
@@ -211,8 +273,18 @@ def _join_of(text: str, run: str) -> NodeConfig | str:
 
 SCALED_KINDS: dict[str, ScaledKind] = {
     "RelayServer": ScaledKind(
-        RelayServer, "StatefulSet", _build_relays, prunes=("Service", "Ingress"), more_status=_relay_addresses
+        RelayServer,
+        "StatefulSet",
+        _relay_inputs,
+        Builder(TypeAdapter(RelayInputs), _build_relays),
+        relay_claims,
+        prunes=("Service", "Ingress"),
+        more_status=_relay_addresses,
     ),
-    "Validator": ScaledKind(Validator, "Deployment", _build_validators),
-    "InferencePool": ScaledKind(InferencePool, "StatefulSet", _build_pool),
+    "Validator": ScaledKind(
+        Validator, "Deployment", _validator_inputs, Builder(TypeAdapter(ValidatorInputs), _build_validators)
+    ),
+    "InferencePool": ScaledKind(
+        InferencePool, "StatefulSet", _pool_inputs, Builder(TypeAdapter(PoolInputs), _build_pool), pool_claims
+    ),
 }

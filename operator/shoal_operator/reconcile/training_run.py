@@ -1,30 +1,50 @@
 """Reconciles a TrainingRun: keys, configuration, prepare, control plane, trainer attempts, our three other kinds, and the run's status.
 
-Observe (`observe.py`), decide (`decisions.py`, `children/scale.py`), children (`children/`), apply, status (`run_status.py`). Nothing is remembered
-between calls but the status. Of that only times, the trainer's attempts and last words are read. `observe.py` says what bears the rest out.
+Observe (`observe.py`), decide (`decisions.py`, `queue.py`, `children/scale.py`), children (`children/`), apply, status (`run_status.py`).
+Nothing is remembered between calls but the status. Of that only times, the trainer's attempts and last words are read, and figures to see whether
+they grow. `observe.py` says what bears the rest out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+
+from pydantic import TypeAdapter, ValidationError
 
 from shoal.contracts.run import Addresses
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.last_words import LastWords
 from shoal_operator.children import ObservedRun, RunIdentity, names, training_run_children
+from shoal_operator.children.below import below
+from shoal_operator.children.control_plane import redis_claims
 from shoal_operator.children.exposure import address_of
 from shoal_operator.children.islands import group_of, group_problem, island_count, lighthouse_way_in, serves_lighthouse
 from shoal_operator.children.own_kinds import template_replicas
+from shoal_operator.children.queue import PodSet, pod_sets
+from shoal_operator.children.releases import Builder, by_key, key_of
 from shoal_operator.children.run_config import config_hashes, run_config
 from shoal_operator.children.runner import runner_count
 from shoal_operator.children.scale import Scale, decide_scale
+from shoal_operator.children.sources import is_restored
 from shoal_operator.children.trackers import tracker_claims
 from shoal_operator.children.trainer import trainer_job
-from shoal_operator.children.training_run import Stage
+from shoal_operator.children.training_run import RunInputs, Stage, run_claims
 from shoal_operator.children.ui import parts_map
-from shoal_operator.engine.apply import job_state, template_hash
+from shoal_operator.engine.apply import hash_of, job_state, template_hash
 from shoal_operator.engine.cluster import Cluster, ClusterError, Object
+from shoal_operator.engine.conditions import Condition, is_true
 from shoal_operator.plan_facts import misfits
-from shoal_operator.reconcile.common import adopt, apply_children, grow_claims, owned, parse, prune, write_status
+from shoal_operator.reconcile.common import (
+    ChildName,
+    adopt,
+    apply_children,
+    grow_claims,
+    names_of,
+    owned,
+    parse,
+    prune,
+    write_status,
+)
 from shoal_operator.reconcile.components import part_states
 from shoal_operator.reconcile.decisions import (
     TrainerAttempt,
@@ -34,18 +54,35 @@ from shoal_operator.reconcile.decisions import (
     decide_trainer,
     failure_text,
     rfc3339,
-    seconds_to_live,
+    seconds_left,
     time_is_up,
 )
 from shoal_operator.reconcile.keys import ensure_identity, ensure_tickets, ensure_ui_token
 from shoal_operator.reconcile.last_words import said_by
 from shoal_operator.reconcile.observe import Observed, last_failures, observe, pods_problem, workloads
 from shoal_operator.reconcile.offline_filter import FilterState, sample_first
+from shoal_operator.reconcile.other_runs import Wait
+from shoal_operator.reconcile.queue import Quota, Rest, quota_of, rest_of, take, tell_ready, turn
 from shoal_operator.reconcile.refused_pods import refused_pods
+from shoal_operator.reconcile.releases import Upgrade, rolled, settled, upgrade_of
 from shoal_operator.reconcile.run_status import Failure, Findings, run_conditions, run_status
+from shoal_operator.reconcile.stalled import PROGRESS_SECONDS, WorkSeen, is_due, last_progress, stall
+from shoal_operator.reconcile.volumes import Problem, require_volumes, volumes_condition
 
-POLL_SECONDS = 5.0
-"""Seconds between two requests for progress while a run is running."""
+BUILDER = Builder(TypeAdapter(RunInputs), RunInputs.children)
+
+LOOK_SECONDS, LOOK_AT_TROUBLE_SECONDS, LOOK_AT_WORK_SECONDS = 5.0, 10.0, 60.0
+"""How soon to look at a run again though nothing has changed: before it works, while it lacks parts, and while all is well. What changes, figures of
+the orchestrator too, comes by itself; deadlines are looked at when they are over."""
+
+NOT_HEARD_SECONDS = 10.0
+"""Latest look at a run whose orchestrator is being asked for the first time."""
+
+RESTS = ("suspended", "queued")
+"""Stages of a run that works later."""
+
+STORE_GOES = "StoreTerminating"
+"""Reason why nothing is known of a run whose store was deleted."""
 
 SOON_SECONDS = 1.0
 """Earliest deletion: a finished run whose time to live is over may have been edited, and is reconciled once more first."""
@@ -63,10 +100,20 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     if live is None or live["metadata"].get("deletionTimestamp"):
         return None
     run, now = parse(TrainingRun, live), cluster.now()
+    if run.spec.managed_by is not None:
+        return None
     before = live.get("status", {})
-    adopt(cluster, live, name)
-    identity = ensure_identity(cluster, live, island_count(run), run.spec.keys)
+    require_volumes(cluster, run)
+    uid, keys = live["metadata"]["uid"], run.spec.keys
+    cluster.unchanged("adopt", uid, lambda: adopt(cluster, live, name))
+    identity = cluster.unchanged(
+        "identity",
+        (uid, before.get("runPublicKey"), island_count(run), None if keys is None else keys.model_dump_json()),
+        lambda: ensure_identity(cluster, live, island_count(run), keys),
+    )
     seen = observe(cluster, live, run, cluster.addresses(name, 0).orchestrator)
+    if seen is None:
+        return NOT_HEARD_SECONDS  # what it says decides: nobody waits for that here
     ensure_tickets(cluster, live, _pools(run, seen), identity)
     if run.spec.ui is not None:
         ensure_ui_token(cluster, live)
@@ -74,12 +121,28 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     start_time = None if run.spec.suspend else bounded_time(before.get("startTime"), born, now) or rfc3339(now)
     late = time_is_up(start_time, run.spec.active_deadline_seconds, now)
     complete = seen.complete_at is not None
-    sampled = sample_first(cluster, live, run, seen.references, prepared=seen.prepared, rest=run.spec.suspend or late)
+    has_counts = seen.prepared or is_restored(run)
+    sampled = sample_first(cluster, live, run, seen.references, prepared=has_counts, rest=run.spec.suspend or late)
     own_key = identity.islands.get(names.island_names(1)[0]) if group_of(run) is not None else None
     ungrouped = group_problem(run, own_key)
-    waits_for = seen.waits_for or ungrouped or sampled.waits_for
+    wait = next((each for each in (seen.waits, Wait(ungrouped), sampled.waits) if each.text), Wait())
+    waits_for = wait.text
 
-    trainer = _decide_trainer(cluster, live, run, identity, seen, complete=complete, late=late, waits=bool(waits_for))
+    inputs = _inputs(cluster, run, identity, seen)
+    upgrade = _upgrade(cluster, live, run, inputs, seen)
+    quota = quota_of(cluster, live)
+    decide = partial(
+        _decide_trainer,
+        cluster,
+        live,
+        run,
+        identity,
+        seen,
+        lambda made: _as_released(upgrade, quota, made),
+        "" if quota.live is not None else upgrade.made_of,  # nodes of a queue are in no digest
+        complete=complete,
+    )
+    trainer = decide(wanted=seen.prepared and not run.spec.suspend and not late, waits=bool(waits_for))
     stage = decide_stage(
         suspend=run.spec.suspend,
         complete=complete,
@@ -89,12 +152,32 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         filter_failure=sampled.failure,
         trainer_failed=trainer.failed is not None,
     )
+    rest, queue, sets = Rest(), None, list[PodSet]()
+    if run.spec.queue_name is not None or quota.live is not None:
+        sets = _sets(cluster, run, identity, inputs, upgrade, stage)
+        rest = rest_of(cluster, live)
+        queue = turn(
+            run.spec.queue_name,
+            sets,
+            quota.live,
+            rest,
+            served=cluster.serves("Workload"),
+            ended=stage in ("complete", "failed"),
+            waits=bool(waits_for),
+            priority=run.spec.queue_priority or 0,
+            now=now,
+        )
+    if queue is not None and queue.holds:
+        stage, start_time = "queued", None
+        trainer = decide(wanted=False, waits=True)
+    elif quota.unreadable is not None and sets:
+        raise quota.unreadable
     if ungrouped and stage == "running":
         # Nothing new is made of such a list. What trains continues with the one before, until the list is right.
         trainer = replace(trainer, delete=())
     for job in trainer.delete:
         cluster.delete("Job", job)
-    if stage == "suspended" and job_state(seen.prepare) == "running":
+    if stage in RESTS and job_state(seen.prepare) == "running":
         cluster.delete("Job", names.prepare(name))
 
     finished = stage in ("complete", "failed")
@@ -103,7 +186,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         default=None,
     )
     completion_time = (bounded_time(before.get("completionTime"), began, now) or rfc3339(now)) if finished else None
-    left = seconds_to_live(completion_time, run.spec.ttl_seconds_after_finished, now)
+    left = seconds_left(completion_time, run.spec.ttl_seconds_after_finished, now)
     if left is not None and left <= 0 and before.get("completionTime"):
         cluster.delete("TrainingRun", name)
         return None
@@ -116,20 +199,46 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         references=seen.references,
         scales=scales,
         complete_at=seen.complete_at,
+        # In a queue nothing has pods without quota: what speaks of the work ends after it.
+        stands=queue is None or stage in ("preparing", "running") or not rest.work,
+        prepares=run.spec.queue_name is None or stage == "preparing",
     )
-    refused, failed, children = "", None, list[Object]()
-    wanted = lighthouse_way_in(run) if ungrouped else []
+    kept, failed, children = list[Problem](), None, frozenset[ChildName]()
     # What has nothing to do stops, whatever it would wait for to continue.
-    if (not waits_for or stage in ("suspended", "complete", "failed")) and not sampled.failure:
-        wanted = children = training_run_children(run, identity, observed, _addresses(cluster, run, seen, scales))
+    makes = (not waits_for or stage in (*RESTS, "complete", "failed")) and not sampled.failure
+
+    def make() -> tuple[list[Problem], frozenset[ChildName]]:
+        wanted = upgrade.children(lighthouse_way_in(run), work=False) if ungrouped else []
+        if makes:
+            made = training_run_children(run, identity, observed, _addresses(cluster, run, seen, scales))
+            wanted = [quota.place(each) for each in upgrade.children(made, work=stage == "running")]
+            if run.spec.queue_name is not None:
+                wanted = [quota.cap(each, works=stage == "running") for each in wanted]
+        return apply_children(cluster, live, wanted), names_of(wanted) if makes else frozenset()
+
     try:
-        refused = apply_children(cluster, live, wanted)
+        # In a queue children are also what their quota says.
+        if upgrade.made_of and makes and queue is None:
+            of = (
+                uid,
+                upgrade.made_of,
+                stage,
+                trainer.build,
+                seen.prepared,
+                seen.complete_at,
+                tuple(scales.items()),
+            )
+            kept, children = cluster.unchanged("children", of, make)
+        else:
+            kept, children = make()
     except ClusterError as error:
         if error.passing:
             raise
         failed = error
-    if children and (claims := tracker_claims(run)):
-        refused = refused or grow_claims(cluster, names.tracker(name), name, claims)
+    volumes = _volumes(cluster, run, kept, grow=bool(children))
+    if queue is not None:
+        why = _failure(run, stage, trainer, seen, sampled, "", (), late=late).message
+        take(cluster, live, run, sets, quota.live, queue, why)
     parts = workloads(cluster, run, trainer.remember.number)
     failures = last_failures(cluster, live, parts, prepared=seen.prepared)
     problem = None
@@ -145,8 +254,10 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     # Also before prepare has succeeded: it may have succeeded in a Job that a suspension had ended already, and an operator that stopped before
     # it wrote that down has left what it made.
     if children:
-        prune(cluster, live, name, PRUNED, [*children, *told])
+        stays = children | names_of(told)
+        cluster.unchanged("prune", (uid, stays), lambda: prune(cluster, live, name, PRUNED, stays))
 
+    not_known = _not_known(cluster, name, seen)
     findings = Findings(
         stage=stage,
         mode=run.spec.mode,
@@ -159,9 +270,9 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         latest_version=seen.latest_version if seen.prepared else None,
         failure=_failure(run, stage, trainer, seen, sampled, problem[1] if problem else "", failures, late=late),
         last_failures=failures,
-        not_known=_not_known(cluster, name, seen),
+        not_known=not_known,
         waits_for=waits_for,
-        not_grown=refused,
+        volumes=volumes,
         run_key=identity.run_key,
         roster=identity.roster,
         attempt=trainer.remember,
@@ -173,11 +284,60 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         has_islands=island_count(run) > 0,
         group_problem=ungrouped,
         misfits=misfits(run, seen.progress, volumes=cluster.enforces_volumes),
+        upgrade=upgrade,
+        queue=queue if run.spec.queue_name is not None else None,
     )
-    write_status(cluster, live, run_status(findings, before), run_conditions(findings))
+    status, deadlines = run_status(findings, before), [seconds_left(start_time, run.spec.active_deadline_seconds, now)]
+    work = WorkSeen(
+        stage=stage,
+        parts=parts,
+        progress=seen.progress,
+        waits_for=waits_for,
+        waits_well=wait.well,
+        prepare=names.prepare(name),
+        prepare_problem=findings.prepare_problem,
+        store_goes=not_known[1] if not_known is not None and not_known[0] == STORE_GOES else "",
+    )
+    if is_due(work):
+        anew = seen.prepared and not is_true(live, "Prepared")
+        earliest = start_time
+        if children and not seen.prepared:  # also a Job that was deleted to try again has its whole time
+            earliest = rfc3339(now) if seen.prepare is None else seen.prepare["metadata"].get("creationTimestamp")
+        since = last_progress(before, status, run.spec.mode, anew=anew, earliest=earliest or start_time, now=now)
+        stalled = stall(work, since, run.spec.progress_deadline_seconds, now)
+        if stalled is None:
+            deadlines.append(seconds_left(since, run.spec.progress_deadline_seconds or PROGRESS_SECONDS, now))
+        findings = replace(findings, last_progress_time=since, stall=stalled)
+        status = run_status(findings, before)
+    write_status(cluster, live, status, run_conditions(findings))
+    if queue is not None and stage in ("preparing", "running"):
+        started = (seen.prepare or {}).get("status", {}).get("ready", 0) > 0
+        tell_ready(cluster, quota.live, ready=started if stage == "preparing" else not findings.missing)
+    if finished and quota.live is not None and not is_true(quota.live, "Finished"):
+        return LOOK_SECONDS
     if finished:
         return left if left is None else max(left, SOON_SECONDS)
-    return None if stage == "suspended" else POLL_SECONDS
+    if stage == "suspended" and quota.live is None:
+        return None
+    if stage != "running" or waits_for:
+        return LOOK_SECONDS
+    usual = LOOK_AT_TROUBLE_SECONDS if findings.missing else LOOK_AT_WORK_SECONDS
+    return max(SOON_SECONDS, min([usual, *(each for each in deadlines if each is not None and each > 0)]))
+
+
+def _volumes(cluster: Cluster, run: TrainingRun, kept: list[Problem], *, grow: bool) -> Condition | None:
+    """Claims of the run's own children: their growth where a StatefulSet has made them, and their condition. Pools and relays have their own."""
+    if not cluster.enforces_volumes:
+        return None
+    name = run.metadata.name
+    own = [cluster.get("PersistentVolumeClaim", each["metadata"]["name"]) for each in run_claims(run)]
+    claims, problems = [each for each in own if each is not None], list(kept)
+    for set_name, wanted in ((names.redis(name), redis_claims(run)), (names.tracker(name), tracker_claims(run))):
+        made = cluster.list("PersistentVolumeClaim", {names.RUN_LABEL: name, names.SET_LABEL: set_name})
+        if grow and wanted:
+            problems += grow_claims(cluster, made, set_name, wanted)
+        claims += made
+    return volumes_condition(claims, problems, cluster.storage_classes)
 
 
 def _not_known(cluster: Cluster, run: str, seen: Observed) -> tuple[str, str] | None:
@@ -185,7 +345,7 @@ def _not_known(cluster: Cluster, run: str, seen: Observed) -> tuple[str, str] | 
     claim = cluster.get("PersistentVolumeClaim", names.store(run))
     if claim is not None and claim["metadata"].get("deletionTimestamp"):
         return (
-            "StoreTerminating",
+            STORE_GOES,
             f"PersistentVolumeClaim {names.store(run)} was deleted and goes with the last pod that mounts it: copy the store before any pod ends",
         )
     if seen.progress is None:
@@ -226,6 +386,55 @@ def _failure(
     return Failure("JobFailed", failure_text(job, "" if trainer.failed else said_last, words))
 
 
+def _inputs(cluster: Cluster, run: TrainingRun, identity: RunIdentity, seen: Observed) -> RunInputs:
+    """Its addresses are those of a run at work: a suspension is no other input."""
+    return RunInputs.of(
+        run, identity, seen.references, _addresses(cluster, run, seen, _scales(cluster, run, "running"))
+    )
+
+
+def _sets(
+    cluster: Cluster, run: TrainingRun, identity: RunIdentity, inputs: RunInputs, upgrade: Upgrade, stage: Stage
+) -> list[PodSet]:
+    """What a run that is to work asks its queue for. Its children are rendered once more, some milliseconds whatever the run's size."""
+    if stage not in ("preparing", "running") or run.spec.queue_name is None:
+        return []
+    config = run_config(run, inputs.references, inputs.addresses, identity.roster, identity.run_key, identity.islands)
+    hashes = config_hashes(config)
+    plain = inputs.children()
+    known = by_key(plain)
+    children: list[Object] = []
+    for own in upgrade.children(plain, work=True):
+        try:
+            pods = below(own, identity, inputs.addresses, hashes)
+        except ValidationError:  # a later release made it, with fields that this one does not know
+            pods = below(known.get(key_of(own), {"kind": ""}), identity, inputs.addresses, hashes)
+        children += [own, *pods]
+    return pod_sets(run, [cluster.at_site(each) for each in children], prepares=stage == "preparing")
+
+
+def _as_released(upgrade: Upgrade, quota: Quota, made: Object) -> Object | None:
+    """A child by its release, on the nodes that its queue gave it."""
+    found = upgrade.child(made)
+    return found if found is None else quota.place(found)
+
+
+def _upgrade(cluster: Cluster, live: Object, run: TrainingRun, inputs: RunInputs, seen: Observed) -> Upgrade:
+    """Releases of the run's children.
+
+    The trainer's turn comes when a version has just been announced. It comes at once where it is not at work, makes no versions, or the run
+    is stalled: that deadline bounds the wait.
+    """
+    upgrade = upgrade_of(cluster, live, run.metadata.name, BUILDER, inputs, run.spec.release)
+    if upgrade.others == upgrade.target:
+        return upgrade  # no other release is known, so that nothing can be rolled
+    trainer = seen.trainer_jobs.get(max(seen.trainer_jobs, default=0))
+    idle = trainer is None or trainer["metadata"].get("deletionTimestamp") or not settled(trainer)
+    made_one = seen.latest_version > (live.get("status", {}).get("policyVersion") or 0)
+    edge = idle or made_one or run.spec.mode == "Generate" or is_true(live, "Stalled")
+    return rolled(upgrade, cluster, live, inputs.children(), trainer, edge=bool(edge))
+
+
 def _pools(run: TrainingRun, seen: Observed) -> dict[str, str]:
     """Name of each pool of the run, by the name of its object."""
     if run.spec.mode == "SFT":
@@ -252,6 +461,8 @@ def _addresses(cluster: Cluster, run: TrainingRun, seen: Observed, scales: dict[
     else:
         own = scales.get(names.relay(name))  # none while the relays that the run refers to are not there
         relays = own.working if own is not None else 0
+        if own is not None and run.spec.queue_name is not None:
+            relays = min(relays, own.template)  # its queue reserves no more, whatever is asked for
         inside = cluster.addresses(name, relays, runners=runner_count(run), islands=serves_lighthouse(run))
     served = cluster.get("RelayServer", others.metadata.name if others is not None else names.relay(name))
     outside = (served or {}).get("status", {}).get("addresses", [])
@@ -290,25 +501,46 @@ def _lighthouse(cluster: Cluster, run: TrainingRun) -> str | None:
     return None if url is None else url.removeprefix("http://")
 
 
+def _template_hash(cluster: Cluster, owner: Object, wanted: Object, job: Object) -> str:
+    """Of the trainer's Job as it would be made now. One that this cluster no longer allows is not made again: it stays until something ends it, such
+    as a suspension. That it is refused is said when the children are applied."""
+    try:
+        return template_hash(owned(cluster.at_site(wanted), owner, cluster.namespace))
+    except ClusterError:
+        return hash_of(job) or ""
+
+
 def _decide_trainer(
     cluster: Cluster,
     live: Object,
     run: TrainingRun,
     identity: RunIdentity,
     seen: Observed,
+    as_released: Callable[[Object], Object | None],
+    made_of: str,
     *,
     complete: bool,
-    late: bool,
+    wanted: bool,
     waits: bool,
 ) -> TrainerDecision:
     name, trainer = run.metadata.name, run.spec.trainer
     before = live.get("status", {}).get("trainer", {})
-    addresses = cluster.addresses(name, 0, islands=serves_lighthouse(run))
-    config = run_config(run, seen.references, addresses, identity.roster, identity.run_key, identity.islands)
-    config_hash = config_hashes(config)["trainer"]
-    secret = names.held_secret(name, identity.roster.document, "trainer")
+
+    def hashes() -> dict[int, str]:
+        """Of each attempt's Job as it would be made now."""
+        addresses = cluster.addresses(name, 0, islands=serves_lighthouse(run))
+        config = run_config(run, seen.references, addresses, identity.roster, identity.run_key, identity.islands)
+        config_hash = config_hashes(config)["trainer"]
+        secret = names.held_secret(name, identity.roster.document, "trainer")
+        return {
+            number: _template_hash(cluster, live, made, job)
+            for number, job in seen.trainer_jobs.items()
+            if (made := as_released(trainer_job(run, number, config_hash, secret))) is not None
+        }
+
+    of = made_of, tuple((number, hash_of(job)) for number, job in seen.trainer_jobs.items())
     return decide_trainer(
-        wanted=seen.prepared and not run.spec.suspend and not late,
+        wanted=wanted,
         complete=complete,
         jobs=seen.trainer_jobs,
         remembered=TrainerAttempt(
@@ -318,10 +550,7 @@ def _decide_trainer(
             before.get("lastFailed", 0),
         ),
         latest_version=seen.latest_version,
-        template_hashes={
-            number: template_hash(owned(trainer_job(run, number, config_hash, secret), live, cluster.namespace))
-            for number in seen.trainer_jobs
-        },
+        template_hashes=cluster.unchanged("trainer", of, hashes) if made_of else hashes(),
         # A trainer of one pod is started again in its place, as often as the policy says, before its Job fails.
         limit=run.spec.failure_policy.max_trainer_attempts if trainer.replicas > 1 else 1,
         now=cluster.now(),

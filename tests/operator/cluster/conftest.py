@@ -3,7 +3,6 @@
 With `pytest --kubeconfig FILE` the cluster behind that file is used instead; tests that kill, freeze or look into the control plane are then skipped.
 """
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +12,11 @@ from control_plane import ControlPlane, find_programs, install, shipped_crds
 from fault_proxy import FaultProxy
 from hollow_node import HollowNode
 from kube_audit import AuditLog
-from kube_client import Kube
+from kube_client import Kube, make_namespace
 from operator_process import ACCOUNT, OPERATOR_NAMESPACE, PATIENT, OperatorProcess, StartOperator, install_operator
 from orchestrators import Orchestrators
 
 from servers import Loopback
-
-_numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
@@ -61,14 +58,6 @@ def kube(request: pytest.FixtureRequest, own_control_plane: ControlPlane | None)
         install(client, shipped_crds())
     yield client
     client.close()
-
-
-def make_namespace(kube: Kube) -> str:
-    """A namespace in which only pods under the `restricted` pod security standard are admitted."""
-    name = f"t{next(_numbers)}"
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-    return name
 
 
 @pytest.fixture
@@ -119,7 +108,12 @@ def _starter(
     kube.delete("Lease", "shoal-operator", OPERATOR_NAMESPACE)
 
     def start(
-        *scope: str, name: str = "", server: str | None = None, install_rbac: bool = True, lease_seconds: int = 14
+        *scope: str,
+        name: str = "",
+        server: str | None = None,
+        install_rbac: bool = True,
+        lease_seconds: int = 14,
+        release: str = "",
     ) -> OperatorProcess:
         scope = scope or ("--all-namespaces",)
         if install_rbac and not started:
@@ -127,7 +121,7 @@ def _starter(
         name = name or f"operator-{len(started)}"
         kubeconfig = plane.account_kubeconfig(kube, OPERATOR_NAMESPACE, ACCOUNT, server)
         arguments = [*scope, "--lease-seconds", str(lease_seconds)]
-        process = OperatorProcess(name, kubeconfig, arguments, folder / name, loopback, services.address)
+        process = OperatorProcess(name, kubeconfig, arguments, folder / name, loopback, services.address, release)
         started.append(process)
         process.start()
         return process

@@ -24,6 +24,7 @@ START_SECONDS = 90.0
 """Eight seconds on two quiet cores."""
 
 CONTROLLERS = (
+    "clusterrole-aggregation-controller",
     "deployment-controller",
     "disruption-controller",
     "garbage-collector-controller",

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal_operator.engine.permissions import Permission
+
 WRITES = {"create", "update", "patch", "delete", "deletecollection"}
 
 
@@ -78,3 +80,17 @@ class AuditLog:
                     (where or {}).get("name", ""),
                     event.get("responseStatus", {}).get("code", 0),
                 )
+
+
+def used(audit: AuditLog, user: str) -> set[tuple[str, str]]:
+    """(resource, verb) of what was asked; a patch that made the object is a create, too."""
+    asked = audit.requests(user)
+    verbs = {(request.resource, request.verb) for request in asked}
+    return verbs | {
+        (request.resource, "create") for request in asked if request.verb == "patch" and request.status == 201
+    }
+
+
+def named(row: Permission) -> str:
+    plural, _, sub = row.resource.partition("/")
+    return plural + (f".{row.group}" if row.group else "") + (f"/{sub}" if sub else "")

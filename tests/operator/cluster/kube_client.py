@@ -8,6 +8,7 @@ import json
 import ssl
 import tempfile
 from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ SECONDS = 30.0
 """Deadline of a call: an API server that was just started on two busy cores may take some."""
 
 SHOAL = "/apis/shoal.dev/v1alpha1"
+KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 RESOURCES: dict[str, tuple[str, str]] = {
     "Namespace": ("/api/v1", "namespaces"),
     "Node": ("/api/v1", "nodes"),
@@ -51,6 +53,10 @@ RESOURCES: dict[str, tuple[str, str]] = {
     "InferencePool": (SHOAL, "inferencepools"),
     "RelayServer": (SHOAL, "relayservers"),
     "Validator": (SHOAL, "validators"),
+    "Workload": (KUEUE, "workloads"),
+    "LocalQueue": (KUEUE, "localqueues"),
+    "ClusterQueue": (KUEUE, "clusterqueues"),
+    "ResourceFlavor": (KUEUE, "resourceflavors"),
 }
 """Where each kind lives: prefix and plural."""
 
@@ -62,6 +68,8 @@ CLUSTER_SCOPED = {
     "ClusterRole",
     "ClusterRoleBinding",
     "CustomResourceDefinition",
+    "ClusterQueue",
+    "ResourceFlavor",
 }
 
 APPLY, MERGE, JSON_PATCH = (
@@ -228,3 +236,14 @@ def _tls(cluster: Object, user: Object) -> ssl.SSLContext:
             key.write_bytes(base64.b64decode(user["client-key-data"]))
             context.load_cert_chain(certificate, key)
     return context
+
+
+_numbers = count(1)
+
+
+def make_namespace(kube: Kube) -> str:
+    """A namespace in which only pods under the `restricted` pod security standard are admitted."""
+    name = f"t{next(_numbers)}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    return name

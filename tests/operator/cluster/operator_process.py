@@ -52,6 +52,7 @@ class OperatorProcess(Server):
         folder: Path,
         loopback: Loopback,
         services: str,
+        release: str = "",
     ) -> None:
         address = loopback.address()
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,6 +65,7 @@ class OperatorProcess(Server):
                 [str(Path(__file__).parent / "cluster_dns"), str(ROOT / "operator"), str(ROOT / "workloads")]
             ),
             "SHOAL_TEST_SERVICES": services,
+            "SHOAL_TEST_RELEASE": release,
             "OMP_NUM_THREADS": "1",
         }
 

@@ -6,7 +6,7 @@ specs say.
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,7 +19,7 @@ from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import Addresses
 from shoal_operator.children import names
 from shoal_operator.children.names import SET_LABEL
-from shoal_operator.engine.cluster import CHILD_KINDS
+from shoal_operator.engine.cluster import CHILD_KINDS, Result
 from shoal_operator.reconcile import RECONCILERS, reconcile
 
 MANAGED = "app.kubernetes.io/managed-by=shoal-operator"
@@ -32,24 +32,38 @@ class SnapshotCluster:
     """A `Cluster` of what was there once; writes are noted, not made."""
 
     enforces_volumes = True
+    has_images = True
 
     def __init__(self, kube: Kube, namespace: str, orchestrators: Orchestrators) -> None:
         self.namespace = namespace
         self.would_write: list[str] = []
         self.asked: set[tuple[str, str]] = set()
-        self._orchestrators = orchestrators
+        self._orchestrators, self._kube = orchestrators, kube
+        self._queues = kube.get("CustomResourceDefinition", "workloads.kueue.x-k8s.io") is not None
+        self._classes = {found["metadata"]["name"]: found for found in kube.list("StorageClass", None)}
         self._objects = {
             (kind, found["metadata"]["name"]): found
-            for kind in (*RECONCILERS, *CHILD_KINDS)
+            for kind in (*RECONCILERS, *CHILD_KINDS, *(["Workload"] if self._queues else []))
             for found in kube.list(kind, namespace)
         }
+
+    def serves(self, kind: str) -> bool:
+        return self._queues
+
+    def at_site(self, child: Object) -> Object:
+        return child
 
     def get(self, kind: str, name: str) -> Object | None:
         self.asked.add((kind, name))
         return self._objects.get((kind, name))
 
     def read_foreign(self, kind: str, name: str) -> Object | None:
+        if kind == "ResourceFlavor":
+            return self._kube.get(kind, name)
         return self._objects.get((kind, name))
+
+    def storage_classes(self) -> Mapping[str, Object]:
+        return self._classes
 
     def pods_refused(self, workload: Object) -> str:
         return ""
@@ -77,6 +91,9 @@ class SnapshotCluster:
         changed = {key for key in {*live, *status} if live.get(key) != status.get(key)}
         self.would_write.append(f"status of {kind}/{name}: {', '.join(sorted(changed))}")
 
+    def merge_status(self, live: Object, status: Mapping[str, Any]) -> None:
+        self.would_write.append(f"status of {live['kind']}/{live['metadata']['name']}: {', '.join(sorted(status))}")
+
     def addresses(
         self, run: str, relays: int, relay_server: str | None = None, runners: int = 0, *, islands: bool = False
     ) -> Addresses:
@@ -87,6 +104,9 @@ class SnapshotCluster:
 
     def now(self) -> datetime:
         return datetime.now(UTC)
+
+    def unchanged(self, what: str, inputs: Hashable, do: Callable[[], Result]) -> Result:
+        return do()
 
     def stale(self) -> Sequence[str]:
         """Managed objects that no reconciler asked for, or whose owner is gone."""

@@ -138,4 +138,4 @@ def test_immutable_objects_are_replaced_and_their_pods_keep_running(story: Story
     after = {pod["metadata"]["uid"] for pod in kube.list("Pod", story.namespace, "shoal.dev/set=sums-pool")}
     assert after == pods, "a pool's pods were stopped although only their volumes' template changed"
     # No volume is behind these claims, so the API server refuses to let them grow; the pool says so and goes on.
-    story.wait_condition("InferencePool", "sums-pool", "Progressing", "True", "cannot grow")
+    story.wait_condition("InferencePool", "sums-pool", "VolumesReady", "False", "cannot grow")

@@ -61,8 +61,12 @@ AROUND: dict[str, Object] = {
     },
     "RowFilter": {"tasks": {"dataset": {"path": "/data/tasks"}}},
     "MixtureSource": {"lengthReward": {"targets": [16]}},
+    "TrainerSettings": {"trainer": {"gpu": {"count": 1}}},
 }
 """What other rules want of the rest of the spec when the example is in its place."""
+
+CONTAINER_OF = {"InferencePool": "worker", "RelayServer": "sync", "Validator": "validator"}
+"""A container that stands around a rule of what is in it."""
 
 CHOICES = ("model", "storage")
 """Fields that are given whole: an example of a rule replaces them, two halves would be two choices."""
@@ -73,6 +77,8 @@ def with_example(rule: Rule, value: Object, namespace: str) -> Object:
     kind, path = where(rule)
     changed = placed(path, BESIDE.get(rule.model, {}) | value)
     example = changed["spec"]
+    for container in example.get("podTemplate", {}).get("containers", []):
+        container.setdefault("name", CONTAINER_OF[kind])
     mixture = "mixture" in example.get("tasks", {})
     whole_fields = [*CHOICES, "tasks"] if mixture else CHOICES
     rest = {key: each for key, each in SMALL[kind].items() if key not in whole_fields or key not in example}

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from cluster_story import Story
 from kube_client import Kube
+from operator_process import OperatorProcess
 
 pytestmark = pytest.mark.usefixtures("operator")
 
@@ -117,3 +118,26 @@ def test_nobody_is_told_that_a_run_is_well_while_nothing_is_known_of_it(story: S
     story.running()
     kube.delete("PersistentVolumeClaim", "sums-store", story.namespace)  # its pods hold it
     story.wait_condition("TrainingRun", "sums", "Ready", "Unknown", "StoreTerminating")
+
+
+def test_a_run_that_stands_says_so_with_the_cause_in_condition_event_and_metric(
+    story: Story, kube: Kube, operator: OperatorProcess
+) -> None:
+    story.running()
+    story.edit(progressDeadlineSeconds=1)
+    found = story.wait_condition("TrainingRun", "sums", "Stalled", "True", "NoWorker")
+    assert "no node is healthy" in found["message"]
+    story.wait_condition("TrainingRun", "sums", "Ready", "False", "NoWorker")
+    assert story.get("TrainingRun", "sums")["status"]["phase"] == "Stalled"
+    series = f'shoal_run_stalled{{namespace="{story.namespace}",reason="NoWorker",run="sums"}}'
+
+    def event() -> list[Any]:
+        events = kube.list("Event", story.namespace)
+        return [each for each in events if each["reason"] == "Stalled" and "NoWorker" in each.get("note", "")]
+
+    story.wait_for("an Event about the stall", event)
+    story.wait_for("the metric", lambda: operator.metrics().get(series) == 1.0)
+    story.edit(progressDeadlineSeconds=3600)
+    story.progress(open_step=1, latest_version=1)
+    story.wait_condition("TrainingRun", "sums", "Stalled", "False")
+    story.wait_for("the metric to go", lambda: series not in operator.metrics())

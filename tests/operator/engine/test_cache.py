@@ -147,6 +147,19 @@ def test_an_edit_that_came_back_with_our_status_is_not_lost(cache: Cache, told: 
     assert told.taken()[POOL] == NOW
 
 
+def test_a_status_of_our_own_is_no_reason_to_look_again_unless_somebody_else_wrote_meanwhile(
+    cache: Cache, told: Told
+) -> None:
+    cache.observe("MODIFIED", a_pool(3))
+    told.taken()
+    cache.wrote(a_pool(4, status={"readyReplicas": 1}), by=POOL)
+    assert POOL not in told.taken()
+    cache.wrote(a_pool(6, status={"readyReplicas": 2}, metadata={"annotations": {"theirs": "1"}}), by=POOL)
+    assert told.taken() == {RUN: NOW, POOL: OWN_WRITE_DELAY_SECONDS}
+    cache.observe("MODIFIED", a_pool(6, status={"readyReplicas": 2}))
+    assert told.taken() == {}, "the echo"
+
+
 def test_a_deleted_object_is_not_brought_back_by_late_events_or_answers(cache: Cache, told: Told) -> None:
     cache.observe("DELETED", a_pool(7))
     assert told.taken() == {POOL: NOW, RUN: SETTLING}
@@ -212,3 +225,15 @@ def test_what_nobody_reads_is_not_kept() -> None:
 def test_an_object_without_a_usable_version_is_refused(version: str | None) -> None:
     with pytest.raises((ValueError, TypeError)):
         entry_of(thing("ConfigMap", "c", 1, metadata={"resourceVersion": version}))
+
+
+def test_a_run_is_told_with_its_stall_once_the_operator_has_looked_at_it(cache: Cache) -> None:
+    assert cache.stalled() == []
+
+    def told(version: int, status: str, reason: str) -> list[tuple[Key, str]]:
+        found = {"conditions": [{"type": "Stalled", "status": status, "reason": reason}]}
+        cache.observe("MODIFIED", thing("TrainingRun", "sums", version, status=found))
+        return cache.stalled()
+
+    assert told(10, "False", "Progressing") == [(RUN, "")]
+    assert told(11, "True", "NoWorker") == [(RUN, "NoWorker")]

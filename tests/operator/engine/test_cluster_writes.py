@@ -18,11 +18,12 @@ from shoal_operator.engine.kubernetes_cluster import (
     Foreign,
     KubernetesCluster,
     Parts,
-    keeping,
     owns_replicas,
 )
 from shoal_operator.engine.progress import RunProgressReader
 from shoal_operator.engine.queue import WorkQueue
+from shoal_operator.engine.storage_classes import StorageClasses
+from shoal_operator.engine.unchanged import Unchanged
 from shoal_operator.reconcile.common import adopt
 
 KEY = Key("TrainingRun", "a", "sums")
@@ -44,6 +45,8 @@ class Rig:
             self.cache,
             RunProgressReader(lambda key: None),
             EventRecorder(api, "op"),
+            StorageClasses(api),
+            Unchanged(self.cache),
             Foreign(clock=lambda: self.now),
         )
         self.cluster = KubernetesCluster(parts, KEY)
@@ -150,15 +153,6 @@ def test_a_scaled_object_that_is_gone_is_not_made_without_a_number(rig: Rig) -> 
         rig.cluster.apply(pool())
     assert refused.value.passing
     assert rig.patches(POOLS) == []
-
-
-def test_a_job_that_waits_in_a_queue_goes_on_waiting_when_it_is_applied_again() -> None:
-    wanted = {"kind": "Job", "metadata": {"name": "j"}, "spec": {"backoffLimit": 1}}
-    assert keeping(wanted, {"spec": {"suspend": True}})["spec"] == {"backoffLimit": 1, "suspend": True}
-    assert keeping(wanted, {"spec": {}}) == wanted
-    assert keeping(wanted, None) == wanted
-    asked = {**wanted, "spec": {"suspend": False}}
-    assert keeping(asked, {"spec": {"suspend": True}}) == asked
 
 
 def test_a_deletion_names_the_uid_and_a_missing_object_is_fine(rig: Rig) -> None:

@@ -102,6 +102,40 @@ def test_after_410_the_list_is_taken_again_and_what_is_not_on_it_is_gone(rig: Ri
     wait_until("a watch from the new list", lambda: rig.watched_from[-1] == "20")
 
 
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_kind_that_cannot_be_seen_for_a_moment_comes_back_as_it_was(
+    rig: Rig, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as Workloads while an upgrade replaces the operator's rights. Nothing says that they are gone."""
+    rig.informer = Informer(
+        rig.api, rig.cache, CHILDREN["ConfigMap"], "a", MANAGED_SELECTOR, optional=True, timing=QUICK
+    )
+    seen: list[tuple[bool, dict[str, str]]] = []
+    forget = rig.cache.forget
+
+    def forgets(kind: str, namespace: str | None) -> None:
+        seen.append((rig.informer.missing, rig.values))
+        forget(kind, namespace)
+
+    monkeypatch.setattr(rig.cache, "forget", forgets)
+    there = listed(10, config_map("a", 3, "1"))
+    rig.begin(
+        [there, refusal(status, "Refused"), there], [Answer(body=[bookmark(50)]), refusal(status, "Refused"), OPEN]
+    )
+    wait_until("a watch after all that", lambda: len(rig.watched_from) == 3)
+    assert rig.watched_from == ["10", "50", "10"]
+    assert seen[0] == (True, {"a": "1"}), "it is said to be missing before it is not found any more"
+    assert (rig.values, rig.informer.missing) == ({"a": "1"}, False)
+
+
+def test_what_one_namespace_lacks_the_others_have(rig: Rig) -> None:
+    rig.informer.missing = True
+    assert rig.informer.lacks("ConfigMap", "a")
+    assert not rig.informer.lacks("ConfigMap", "b")
+    assert not rig.informer.lacks("Workload", "a")
+    rig.informer.start()
+
+
 def test_an_expired_page_restarts_the_list(rig: Rig) -> None:
     rig.begin(
         [

@@ -10,8 +10,8 @@ from shoal_operator.engine.cluster import CHILD_KINDS
 from shoal_operator.engine.kinds import CACHED, CHILDREN, OWN, OWN_KINDS, SCALED_KINDS
 from shoal_operator.engine.kubernetes_cluster import SCALE_MANAGER
 from shoal_operator.engine.manager import GRACE_SECONDS
-from shoal_operator.engine.permissions import OPERATOR_NAMESPACE, WATCHED, rules
-from shoal_operator.install import main, objects
+from shoal_operator.engine.permissions import CLUSTER_WIDE, EDITORS, OPERATOR_NAMESPACE, VIEWERS, WATCHED, rules
+from shoal_operator.install import aggregated, main, objects
 from shoal_operator.reconcile import RECONCILERS
 
 
@@ -20,7 +20,7 @@ def by_kind(made: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def test_no_permission_is_a_wildcard_and_each_has_a_reason() -> None:
-    for row in (*WATCHED, *OPERATOR_NAMESPACE):
+    for row in (*WATCHED, *CLUSTER_WIDE, *OPERATOR_NAMESPACE):
         assert "*" not in (row.group, row.resource, *row.verbs)
         assert row.why
     assert len({(row.group, row.resource, row.resource_names) for row in WATCHED}) == len(WATCHED)
@@ -44,9 +44,10 @@ def test_pods_nodes_and_roles_are_never_written() -> None:
     assert not {"nodes", "roles", "pods/exec", "namespaces"} & set(verbs)
 
 
-def test_a_namespaced_install_has_a_role_in_each_namespace_and_no_cluster_role() -> None:
+def test_a_namespaced_install_has_a_role_in_each_namespace_and_no_cluster_role_of_its_own() -> None:
     made = objects(["research", "staging"])
-    assert by_kind(made, "ClusterRole") == by_kind(made, "ClusterRoleBinding") == []
+    assert by_kind(made, "ClusterRole") == aggregated()
+    assert by_kind(made, "ClusterRoleBinding") == []
     roles = {(role["metadata"]["namespace"], role["metadata"]["name"]) for role in by_kind(made, "Role")}
     assert roles == {
         ("shoal-system", "shoal-operator-lease"),
@@ -64,13 +65,33 @@ def test_a_namespaced_install_has_a_role_in_each_namespace_and_no_cluster_role()
 
 def test_a_cluster_wide_install_has_one_cluster_role_and_the_leases_role() -> None:
     made = objects([])
-    [role] = by_kind(made, "ClusterRole")
-    assert role["rules"] == rules(WATCHED)
+    [role, *others] = by_kind(made, "ClusterRole")
+    assert others == aggregated()
+    [binding] = by_kind(made, "ClusterRoleBinding")
+    assert role["metadata"]["name"] == binding["roleRef"]["name"]
+    assert role["rules"] == rules((*WATCHED, *CLUSTER_WIDE))
     [lease] = by_kind(made, "Role")
     assert lease["rules"][1]["resourceNames"] == ["shoal-operator"]
     [operator] = by_kind(made, "Deployment")
     [container] = operator["spec"]["template"]["spec"]["containers"]
     assert container["args"][0] == "--all-namespaces"
+
+
+def test_people_get_our_kinds_and_nothing_else_and_never_write_a_status() -> None:
+    rows = [*EDITORS, *VIEWERS]
+    assert {row.group for row in rows} == {"shoal.dev"}
+    assert all("*" not in (row.resource, *row.verbs) and row.why for row in rows)
+    assert {verb for row in rows if row.resource.endswith("/status") for verb in row.verbs} == {"get"}
+    assert {verb for row in VIEWERS for verb in row.verbs} == {"get", "list", "watch"}
+    allowed = {(row.resource, verb) for row in EDITORS for verb in row.verbs}
+    assert {(row.resource, verb) for row in VIEWERS for verb in row.verbs} < allowed
+    joined = {
+        role["metadata"]["name"]: {
+            label.rpartition("-")[2] for label in role["metadata"]["labels"] if "/aggregate" in label
+        }
+        for role in aggregated()
+    }
+    assert joined == {"shoal-edit": {"edit", "admin"}, "shoal-view": {"view"}}
 
 
 def test_the_operators_own_pod_is_restricted_probed_and_never_alone() -> None:

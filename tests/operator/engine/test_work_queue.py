@@ -150,6 +150,46 @@ def test_the_more_keys_settle_the_longer_each_waits_and_what_people_change_does_
     assert not queue._settling
 
 
+def test_a_namespace_with_a_thousand_ready_keys_does_not_delay_anothers_edit() -> None:
+    queue, _ = queue_and_clock()
+    keys = [Key("TrainingRun", "crowded", f"r{number}") for number in range(1000)]
+    others = [Key("TrainingRun", namespace, "sums") for namespace in ("quiet", "calm")]
+    for key in keys:
+        queue.add(key)
+    for key in others:
+        queue.add(key)
+    order = []
+    for _ in range(6):
+        taken = queue.get(0)
+        assert taken is not None
+        order.append(taken)
+        queue.add(keys[0])  # whatever changes there meanwhile
+        queue.done(taken)
+    assert order == [keys[0], *others, *keys[1:4]], "one key of each namespace in turn"
+    assert drain(queue) == [*keys[4:], keys[0]]
+    assert queue.depth() == 0
+    assert not queue._ready
+
+
+def test_namespaces_take_turns_for_as_long_as_they_have_ready_keys() -> None:
+    queue, _ = queue_and_clock()
+    for key in (A, B, C, *(each._replace(namespace="other") for each in (A, B))):
+        queue.add(key)
+    assert [key.namespace for key in drain(queue)] == ["ns", "other", "ns", "other", "ns"]
+
+
+def test_children_that_change_in_one_namespace_do_not_delay_those_of_another() -> None:
+    queue, clock = queue_and_clock()
+    for number in range(1000):
+        queue.add_settling(Key("TrainingRun", "crowded", f"r{number}"))
+    queue.add_settling(A)
+    clock.now += SETTLE_SECONDS + 0.01
+    assert A in drain(queue)
+    clock.now += 1000 * 2 * SETTLE_SECONDS_A_KEY
+    drain(queue)
+    assert not queue._settling
+
+
 def test_each_failure_in_a_row_doubles_the_wait_up_to_a_minute_and_success_forgets_them() -> None:
     queue, clock = queue_and_clock()
     waits = []

@@ -213,7 +213,7 @@ def test_stop_ends_every_process_and_kills_what_ignores_the_request(bench: Bench
 @pytest.mark.parametrize(
     ("pod", "text"),
     [
-        (template(container("pass"), hostNetwork=True), "pod field hostNetwork"),
+        (template(container("pass"), hostPID=True), "pod field hostPID"),
         (template(container("pass", lifecycle={})), "field lifecycle"),
         (template(container("pass"), initContainers=[container("pass", name="first")]), "only sidecars"),
     ],
@@ -255,6 +255,20 @@ def test_a_recorded_pid_that_now_belongs_to_another_process_is_left_alone(tmp_pa
     finally:
         other.kill()
         other.wait()
+
+
+def test_a_process_that_cannot_be_recorded_does_not_go_on_without(tmp_path: Path) -> None:
+    table = ProcessTable(tmp_path / "records")
+    (tmp_path / "records").rmdir()  # a write fails as on a full disk
+    said = tmp_path / "pid"
+    program = f"import os, time; open({str(said)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    environment = {"PATH": "/usr/bin:/bin"}
+    with pytest.raises(FileNotFoundError):
+        table.spawn(
+            "sleeper", [sys.executable, "-c", program], environment=environment, cwd=tmp_path, log=tmp_path / "log"
+        )
+    time.sleep(1.0)
+    assert not said.exists() or start_ticks(int(said.read_text())) is None
 
 
 def test_nothing_survives_kill_9_of_the_process_that_runs_the_cluster(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from shoal.contracts.evaluation import (
 from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import StepInfo, ValidationJob
 from shoal.contracts.run import Prepared
-from shoal.contracts.tasks import tasks_digest, write_tasks
+from shoal.contracts.task_table import write_tasks
+from shoal.contracts.tasks import tasks_digest
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.contracts.work import FIRST_SLICE
 from shoal.evaluation.versions import VersionEvaluation

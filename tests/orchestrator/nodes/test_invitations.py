@@ -8,6 +8,7 @@ from discovery_book import Book, known
 from protocol_stack import verdict_on
 from run_states import Orchestrator
 from servers import Redis
+from shoal.contracts import keys
 from shoal.contracts.node_states import SILENT_SECONDS
 from shoal.contracts.pools import SAMPLER, Admission, PoolTerms, Requirements
 from shoal.contracts.problems import Refusal
@@ -291,3 +292,15 @@ def test_a_record_that_changes_while_it_is_forgotten_stays(
     run.redis.hset(f"{run.state.prefix}:nodes", node, NodeRecord(node=node, welcome=True).to_json())
     assert run.state.nodes.forget_oldest(old) == 0
     assert known(run, node).welcome
+
+
+def test_a_pool_opened_after_prepare_left_the_proofs_uncalibrated_takes_no_stranger(
+    run: Orchestrator, book: Book
+) -> None:
+    uncalibrated = run.state.prepared.model_copy(update={"proof_profile": None})
+    run.state.store.put(keys.PREPARED, uncalibrated.to_json())
+    del run.state.prepared
+    node = PrivateKey.generate().public
+    book.register(node, "easy")
+    assert book.round() == 0
+    assert "uncalibrated" in known(run, node).refused

@@ -93,6 +93,14 @@ def test_a_strangers_machine_must_have_what_the_pool_requires(change: dict[str, 
     assert refusal("open", GOOD_MACHINE.model_copy(update=change)) == problem
 
 
+def test_no_stranger_joins_a_pool_that_was_opened_over_uncalibrated_proofs() -> None:
+    registration = Registration(node=NODE, run="tiny", pool="open", software_version="test", hardware=GOOD_MACHINE)
+    refused = why_not(registration, POOLS, own_pod=False, welcome=True, calibrated=False)
+    assert "uncalibrated" in refused
+    assert "spec.prepare.gpu" in refused
+    assert why_not(registration, POOLS, own_pod=True, calibrated=False) == ""
+
+
 # Allowlists and invite codes
 
 CODE = "5c" * 32

@@ -13,11 +13,11 @@ from servers import Redis
 from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import LeaseReturn
 from shoal.contracts.recipe import Recipe, Validation
+from shoal.contracts.work import lease_seconds
 from shoal.orchestrator.nodes.registry import FULL_ROOM, NodeRecord
 from shoal.orchestrator.work import handout, standing
 from shoal.orchestrator.work.allocation import newcomers_have_room
 from shoal.orchestrator.work.lease_returns import take_back
-from shoal.orchestrator.work.leases import lease_seconds
 from shoal.orchestrator.work.load import under_way
 
 STEPS, HONEST, HOARDING = 6, 4, 24
@@ -170,6 +170,82 @@ def test_a_slow_node_waits_after_its_first_drop_as_long_as_others_however_often_
             run.beat(node)
 
 
+def test_late_leases_that_were_held_together_cost_once_when_others_fill_their_steps_and_a_later_drop_costs_too(
+    tmp_path: Path, redis_server: Redis
+) -> None:
+    run = Orchestrator(tmp_path, redis_server.url, validation=Validation(probation_files=0), steps=3)
+    slow, others = run.join(), [run.join() for _ in range(10)]
+    run.announce(0)
+    held = [run.lease(slow, step) for step in (0, 1)]
+    run.clock.now += standing.relied_on(run.state) + 1
+    for node in others:
+        for step in (0, 1):
+            if step not in run.state.view.sealed:
+                run.hand_in(node, step)
+                run.judge(verdict_on(run.claimed()))
+    assert {0, 1} <= run.state.view.sealed.keys()
+    for node in (slow, *others):
+        run.beat(node)
+    run.announce(1)
+    run.announce(2)
+    unsealed = run.lease(slow, 2)
+    for lease in held:
+        take_back(run.state, LeaseReturn(node=slow, lease=lease.lease))
+    assert (record(run, slow).room, record(run, slow).waits_until_unix) == (FULL_ROOM / 2, 0.0)
+    take_back(run.state, LeaseReturn(node=slow, lease=unsealed.lease))
+    assert record(run, slow).room == FULL_ROOM / 4, "it dropped that one while it was wanted"
+    assert record(run, slow).waits_until_unix > run.clock.now
+
+
+# How many leases a node may have
+
+
+def told(run: Orchestrator, node: str, together: int | None = 4) -> int | None:
+    shown = handout.step_for(run.state, node, together=together)
+    assert shown is not None
+    return shown.leases
+
+
+def test_a_node_is_told_how_many_leases_it_may_have_and_gets_more_with_its_files(
+    tmp_path: Path, redis_server: Redis
+) -> None:
+    recipe = Recipe(prompts_per_step=200, group_size=2)
+    validation = Validation(probation_files=1)
+    run = Orchestrator(tmp_path, redis_server.url, recipe=recipe, validation=validation)
+    node = run.join()
+    run.announce(0)
+    counts = []
+    for _ in range(11):
+        counts.append(told(run, node))
+        accepted(run, node)
+    assert standing.good_nodes(run.state) == {node: 4}
+    assert told(run, node, together=1) == 1
+    assert standing.good_nodes(run.state) == {node: 1}, "nobody else should wait for what its worker never takes"
+    assert counts == [1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4]
+    assert told(run, node, together=3) == 3
+    assert told(run, node, together=None) is None, (
+        "an agent of an earlier release refuses a field that it does not know"
+    )
+    held = [run.lease(node).submission for _ in range(4)]
+    assert held == [11, 12, 13, 14]
+    with pytest.raises(Refusal, match="lease-dropped"):
+        run.lease(node)
+    assert record(run, node).room == FULL_ROOM / 2
+    run.clock.now += record(run, node).waits_until_unix
+    assert told(run, node) == 2
+
+
+def test_a_node_whose_worker_never_said_counts_with_two_leases(tmp_path: Path, redis_server: Redis) -> None:
+    recipe, validation = Recipe(prompts_per_step=200, group_size=2), Validation(probation_files=1)
+    run = Orchestrator(tmp_path, redis_server.url, recipe=recipe, validation=validation)
+    node = run.join()
+    run.announce(0)
+    for _ in range(12):
+        accepted(run, node)
+    assert standing.most_leases(run.state, node) == 4
+    assert standing.good_nodes(run.state) == {node: 2}
+
+
 @given(st.floats(standing.LEAST_ROOM, FULL_ROOM), st.integers(1, 8))
 def test_being_overtaken_costs_standing_and_gives_no_room(room: float, most: int) -> None:
     after = standing.room_when_overtaken(room, most)
@@ -207,7 +283,7 @@ def test_an_accepted_file_counts_for_hours_and_the_runs_own_pods_need_none(run: 
 
 
 def test_newcomers_take_no_place_from_nodes_in_good_standing(run: Orchestrator) -> None:
-    good = [run.join() for _ in range(20)]
+    good = [run.join() for _ in range(19)]
     newcomers = [run.join() for _ in range(30)]
     run.announce(0)
     for node in good:
@@ -219,7 +295,7 @@ def test_newcomers_take_no_place_from_nodes_in_good_standing(run: Orchestrator) 
         except Refusal as refusal:
             refused.append(refusal.code)
     assert set(refused) == {"newcomers-share"}
-    assert len(newcomers) - len(refused) == 5, "a quarter of 20 files, which 16 groups need where half carry signal"
+    assert len(newcomers) - len(refused) == 4, "a quarter of 19 files, which 16 groups need where half carry signal"
     for node in good:
         run.lease(node)
     with pytest.raises(Refusal, match="newcomers-share"):
@@ -227,7 +303,7 @@ def test_newcomers_take_no_place_from_nodes_in_good_standing(run: Orchestrator) 
 
 
 def test_without_anybody_in_good_standing_newcomers_do_everything(run: Orchestrator) -> None:
-    *nodes, last = [run.join() for _ in range(21)]
+    *nodes, last = [run.join() for _ in range(20)]
     run.announce(0)
     for node in nodes:
         run.lease(node)

@@ -9,12 +9,13 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.problems import Refusal
-from shoal.contracts.protocol import Lease, LeaseReturn, UploadRequest
+from shoal.contracts.protocol import Lease, LeaseRequest, LeaseReturn, UploadRequest
 from shoal.contracts.recipe import Validation
+from shoal.contracts.work import lease_seconds
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.work import handout, uploads
 from shoal.orchestrator.work.lease_returns import take_back
-from shoal.orchestrator.work.leases import is_open, lease_seconds
+from shoal.orchestrator.work.leases import is_open
 
 
 @pytest.fixture
@@ -94,6 +95,50 @@ def test_the_oldest_lease_is_dropped_for_a_third(run: Orchestrator, node: str) -
         run.upload(leases[0])
     assert run.confirm(leases[1], run.upload(leases[1])).status == "queued"
     assert run.lease_in_time(node).lease == leases[0].lease
+
+
+def test_no_lease_that_the_node_names_is_dropped_for_a_further_one(run: Orchestrator, node: str) -> None:
+    leases = [run.lease(node) for _ in range(2)]
+    names = [lease.lease for lease in leases]
+    with pytest.raises(Refusal, match="enough-under-way: this node works on 2 leases and may have 2: hand one in"):
+        handout.lease_for(run.state, LeaseRequest(node=node, step=0, held=names))
+    assert abandoned(run, node) == 0
+    run.clock.now += 0.6 * lease_seconds(64)
+    with pytest.raises(Refusal, match="lease-dropped"):
+        handout.lease_for(run.state, LeaseRequest(node=node, step=0, held=names[:1]))
+    with pytest.raises(Refusal, match="lease-over"):
+        run.upload(leases[1])
+    run.upload(leases[0])
+
+
+def test_a_lease_whose_answer_was_lost_is_given_once_more_with_the_end_that_it_has(
+    run: Orchestrator, node: str
+) -> None:
+    held, lost = run.lease(node), run.lease(node)
+
+    def asked() -> Lease:
+        return handout.lease_for(run.state, LeaseRequest(node=node, step=0, held=[held.lease]))
+
+    assert asked() == lost
+    run.clock.now += 0.4 * lease_seconds(64)
+    assert asked() == lost
+    assert abandoned(run, node) == 0
+    run.clock.now += 0.2 * lease_seconds(64)
+    with pytest.raises(Refusal, match="lease-dropped"):
+        asked()
+    run.upload(held)
+
+
+def test_leases_that_a_process_held_together_cost_at_its_end_what_one_does(run: Orchestrator, node: str) -> None:
+    first = run.lease(node)
+    run.clock.now += 1
+    second = run.lease(node)
+    for lease in (first, second):
+        run.clock.now += 1
+        give_back(run, lease)
+    assert abandoned(run, node) == 1
+    give_back(run, run.lease_in_time(node))
+    assert abandoned(run, node) == 2, "it was given after the first were charged"
 
 
 def test_a_key_on_probation_holds_one_lease_and_gains_nothing_by_asking_for_more(

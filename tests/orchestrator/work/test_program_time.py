@@ -11,11 +11,11 @@ from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import ClaimRenewal, ValidationJob
 from shoal.contracts.recipe import PROGRAM_SECONDS, Recipe, Validation
 from shoal.contracts.verdicts import Verdict
+from shoal.contracts.work import lease_seconds
 from shoal.orchestrator.nodes.admin import one_node
 from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.verdicts import verdicts
 from shoal.orchestrator.work import handout, program_time
-from shoal.orchestrator.work.leases import lease_seconds
 from shoal.orchestrator.work.uploads import FILES_AN_HOUR
 
 NODE = "ab" * 32

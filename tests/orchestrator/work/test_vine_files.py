@@ -14,8 +14,8 @@ from shoal.contracts.recipe import INTELLECT_2, Recipe
 from shoal.contracts.steps import StepBatch
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.contracts.vine import VineSettings
+from shoal.contracts.work import TOGETHER, lease_seconds
 from shoal.orchestrator.http.service import public_run
-from shoal.orchestrator.work.leases import TOGETHER, lease_seconds
 from shoal.orchestrator.work.load import accepted_groups
 from shoal.orchestrator.work.uploads import largest_file
 from shoal.sampling.draw import draw_submission

@@ -16,13 +16,13 @@ from shoal.contracts.protocol import Heartbeat
 from shoal.contracts.recipe import Validation
 from shoal.contracts.signed import Signed
 from shoal.contracts.verdicts import Verdict
+from shoal.contracts.work import lease_seconds
 from shoal.ledger.view import SEALED_STEPS
 from shoal.orchestrator import background
 from shoal.orchestrator.nodes import membership
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.verdicts.verdicts import over
 from shoal.orchestrator.work import handout
-from shoal.orchestrator.work.leases import lease_seconds
 from shoal.orchestrator.work.load import MOST_UNJUDGED_FILES, UNJUDGED_CHECKS, unjudged_files
 from shoal.orchestrator.work.records import DrawnBy, SubmissionRecord
 from shoal.orchestrator.work.sealing import seal_if_full

@@ -6,7 +6,7 @@ from math import exp, log
 
 @dataclass(frozen=True)
 class Completion:
-    """Log-probabilities of the sampled tokens under the reward model and the base model, in order; `outcome` is 0 to 1."""
+    """Log-probabilities of the sampled tokens, if there are any, under the reward model and the base model, in order; `outcome` is 0 to 1."""
 
     group: int
     outcome: float
@@ -32,13 +32,17 @@ def loss(completions: list[Completion], beta: float) -> float:
 def mixed(
     completions: list[Completion], beta: float, outcome_weight: float, process_weight: float
 ) -> list[list[float]]:
-    """Equation 5 before whitening: for each completion and token, the weighted sum of process return and outcome advantage."""
+    """Equation 5 before whitening: for each completion and token, the weighted sum of process return and outcome advantage.
+
+    The paper says nothing of a completion without others: it has itself for a baseline.
+    """
     found = []
     for index, one in enumerate(completions):
         others = [other for place, other in enumerate(completions) if other.group == one.group and place != index]
-        means = [sum(token_rewards(other, beta)) / len(other.prm) for other in others]
-        baseline = sum(means) / len(means)
-        outcome = one.reward - sum(other.reward for other in others) / len(others)
+        means = [sum(token_rewards(other, beta)) / len(other.prm) for other in others or [one] if other.prm]
+        baseline = sum(means) / len(means) if means else 0.0
+        rewards = [other.reward for other in others or [one]]
+        outcome = one.reward - sum(rewards) / len(rewards)
         centred = [reward - baseline for reward in token_rewards(one, beta)]
         found.append(
             [process_weight * sum(centred[place:]) + outcome_weight * outcome for place in range(len(centred))]

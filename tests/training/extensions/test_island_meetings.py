@@ -15,6 +15,7 @@ from shoal import telemetry
 from shoal.islands import members as island_members
 from shoal.islands.lighthouse import serve
 from shoal.islands.setting import IslandSettings
+from shoal.planner.memory import state_bytes
 from shoal.training.extensions.islands import membership as islands
 from shoal.training.extensions.islands.membership import Membership
 
@@ -331,3 +332,10 @@ def test_what_was_left_behind_is_part_of_the_training_state(reef: Reef) -> None:
     before.left_behind = 4
     after.take_up(before.tensors())
     assert after.left_behind == 4
+
+
+def test_what_islands_share_takes_the_bytes_of_a_state_that_are_planned(reef: Reef) -> None:
+    member = reef.member(NAMES[0])
+    count = member._island._parameters.count
+    planned = state_bytes(count, "Full", islands=True) - state_bytes(count, "Full")
+    assert sum(tensor.nbytes for tensor in member.tensors().values()) == planned + islands.SAID_BYTES

@@ -19,6 +19,7 @@ from shoal import telemetry
 from shoal.contracts import keys
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.islands import IslandsSettings, IslandTerms
+from shoal.contracts.muon import MuonSettings
 from shoal.contracts.run import RunConfig
 from shoal.contracts.steps import StepMetrics
 from shoal.crypto.keys import PrivateKey
@@ -148,7 +149,12 @@ def test_two_islands_share_the_rows_out_and_end_with_the_same_weights_and_one_re
     assert not (sea.folder / "island-1" / "outbox" / "v000003").exists(), "a second publisher"
 
 
-def test_an_island_that_comes_back_takes_up_its_state_and_skips_what_the_others_did(sea: Sea) -> None:
+@pytest.mark.parametrize("muon", [None, MuonSettings()])
+def test_an_island_that_comes_back_takes_up_its_state_and_skips_what_the_others_did(
+    sea: Sea, muon: MuonSettings | None
+) -> None:
+    assert sea.config.sft is not None
+    sea.config = sea.config.model_copy(update={"sft": sea.config.sft.model_copy(update={"muon": muon})})
     both = [sea.trainer(0, 2), sea.trainer(1, 2)]
     sea.run(*both)
     alone = sea.trainer(0)

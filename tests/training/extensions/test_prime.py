@@ -175,6 +175,13 @@ def test_the_loss_is_finite_for_scores_beyond_what_exp_can_hold() -> None:
     assert found.tolist() == [0.0, 2000.0, 2000.0]
 
 
+@pytest.mark.parametrize("score", [0.3, 19.0, 21.0, 25.0, 36.0])
+def test_the_loss_of_a_completion_that_is_judged_right_is_small_and_not_nothing(score: float) -> None:
+    scores = torch.tensor([score, -score], dtype=torch.float64)
+    found = outcome_losses(scores, torch.tensor([1.0, 0.0], dtype=torch.float64))
+    assert found.tolist() == pytest.approx([np.log1p(np.exp(-score))] * 2, rel=1e-12)
+
+
 def model_gradient(step: Step, plan: StepPlan) -> Tensor:
     """Gradient of one optimizer batch that holds the whole step, by the trainer's own pass."""
     kept: list[Tensor] = []

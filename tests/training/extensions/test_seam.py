@@ -191,9 +191,12 @@ def test_a_roll_back_restores_the_state_and_calls_no_hook_of_training(
     assert diary.count == 2, "that of version 1"
 
 
-def test_an_extensions_state_and_model_go_on_after_any_stop_as_if_there_had_been_none(
+def test_an_extension_whose_state_goes_first_goes_on_after_any_stop_as_if_there_had_been_none(
     tmp_path: Path, base: Path, orchestrator: Orchestrator
 ) -> None:
+    class Careful(Diary):
+        state_first = True
+
     def reports(store: Store) -> list[dict[str, Any]]:
         documents = [StepMetrics.from_json(store.get(keys.step_metrics(step))) for step in range(2)]
         return [one.model_dump(exclude={"started_unix", "finished_unix", "phase_seconds"}) for one in documents]
@@ -205,7 +208,7 @@ def test_an_extensions_state_and_model_go_on_after_any_stop_as_if_there_had_been
     assert 0.0 < weights[0] < weights[1]
     store, stops = filled(tmp_path / "stopped" / "store", 2), 0
     while True:
-        diary = Diary()
+        diary = Careful()
         try:
             trainer(tmp_path / "stopped", base, DyingStore(store, at=2 + stops % 3), orchestrator, diary, steps=2).run()
             break

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import reference_vineppo as reference
+import torch
 from test_batches import groups
 from tiny_run import (
     MAX_LENGTH,
@@ -177,6 +178,19 @@ def test_overlong_answers_lose_reward_in_every_value() -> None:
     same(found, wanted)
     plain = value_advantages(given, recipe(normalize_advantages=False))
     assert any(not np.allclose(ours, theirs) for ours, (_, theirs) in zip(found, plain, strict=True))
+
+
+def test_answers_that_nobody_learns_from_are_no_part_of_the_whitening() -> None:
+    given = with_estimates(groups())
+    chosen = recipe(overlong_filter=True)
+    cut = [sample.completion_length >= min(12, MAX_LENGTH - sample.prompt_length) for sample in samples_of(given)]
+    assert any(cut)
+    plan = plan_step(given, chosen, seed=0, step=5, completion_limit=12, advantages=value_advantages)
+    learnt = torch.cat([packed.advantages for batch in plan.optimizer_batches for packed in batch.micro_batches])
+    lengths = [sample.completion_length for sample in samples_of(given)]
+    assert len(learnt) == sum(length for length, gone in zip(lengths, cut, strict=True) if not gone)
+    assert float(learnt.mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(learnt.std(correction=0)) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_a_step_in_which_nothing_differs_has_no_signal() -> None:

@@ -16,6 +16,7 @@ from fastapi import Response
 
 from shoal.agent import node_key, socket_routes
 from shoal.agent.held_leases import HeldLeases, give_back
+from shoal.agent.owner import Allowance, Owner
 from shoal.agent.session import Session
 from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import LEAVE_SECONDS, Assignment
@@ -24,6 +25,7 @@ from shoal.crypto.keys import PrivateKey
 from shoal.telemetry import every_line, get_logger, serve_health, start
 from shoal.transport.authorities import authorities
 from shoal.transport.neighbourhood import Neighbourhood
+from shoal.transport.rate_limit import NO_CAPS, Caps
 from shoal.transport.whole_file import replace_file
 
 HEALTH_PORT = 9103
@@ -115,16 +117,24 @@ class PatientServer(uvicorn.Server):
 
 
 class Follower:
-    """One thread that passes the assignment to the processes, and writes `run/status.json`."""
+    """One thread that passes the assignment to the processes, as far as the owner lets them work, and writes `run/status.json`."""
 
-    def __init__(self, session: Session, work: AssignedWork, leaving: threading.Event, path: Path) -> None:
+    def __init__(
+        self,
+        session: Session,
+        work: AssignedWork,
+        leaving: threading.Event,
+        path: Path,
+        standing: Callable[[], Allowance] = Allowance,
+    ) -> None:
         self._session = session
         self._work = work
         self._leaving = leaving
         self._path = path
+        self._standing = standing
         self._written: AgentStatus | None = None
         self.when_over: Callable[[], None] | None = None
-        """Called in each round after the run is over; None: this node stays."""
+        """Called in each round after the run is over, or the node is to end; None: this node stays."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="assignment", daemon=True)
 
@@ -136,16 +146,18 @@ class Follower:
         self._thread.join(timeout=5.0)
 
     def status(self) -> AgentStatus:
-        return self._session.status().model_copy(update={"parts": self._work.parts()})
+        further = {"parts": self._work.parts(), "owner": self._standing().words or None}
+        return self._session.status().model_copy(update=further)
 
     def _run(self) -> None:
         while not self._stop.wait(FOLLOW_SECONDS):
             try:
+                allowed = self._standing()
                 if not self._leaving.is_set():
-                    self._work.follow(self._session.assignment())
-                self._write(self.status())
-                if self.when_over is not None and self._session.run_is_over():
+                    self._work.follow(self._session.assignment() if allowed.works else None)
+                if self.when_over is not None and (allowed.ends or self._session.run_is_over()):
                     self.when_over()
+                self._write(self.status())  # last: on a full disk all else goes on
             except Exception as error:  # a full disk, say: the next round tries again, and the node goes on
                 get_logger().warning("assignment not followed", error=f"{type(error).__name__}: {str(error)[:300]}")
 
@@ -165,15 +177,16 @@ def run_agent(
     work: AssignedWork,
     neighbourhood: Neighbourhood | None = None,
     *,
-    goes_when_over: bool = False,
+    owner: Owner | None = None,
+    caps: Caps = NO_CAPS,
 ) -> Session:
     """Be a node until SIGTERM or SIGINT, on the main thread; everything lies under `SHOAL_HOME`. Raises ValueError for a bad `config/ca.pem`.
 
-    `neighbourhood` judges the URLs that the run names; None:
-    any may be called. `goes_when_over`: end when the run is over. A pod stays: Kubernetes would restart it.
+    `neighbourhood` judges the URLs that the run names; None: any may be called. `owner` says when the node may work; it ends when the run is over.
+    None: it is a pod, which stays, because Kubernetes would restart it. `caps` bound what it sends and receives.
     """
     every_line(run=config.run, pool=config.pool, node=key.public)
-    session = Session(config, key, authorities(home() / "config" / "ca.pem"), work.logs, neighbourhood)
+    session = Session(config, key, authorities(home() / "config" / "ca.pem"), work.logs, neighbourhood, caps)
     stop = threading.Event()
     listener = socket_routes.bind(home() / "run" / "agent.sock")
     health = serve_health(HEALTH_PORT, session.liveness, lambda: not_ready(session))
@@ -181,9 +194,14 @@ def run_agent(
     joining.start()
     get_logger().info("agent starts")
     held, leaving = HeldLeases(), threading.Event()
-    follower = Follower(session, work, leaving, home() / "run" / "status.json")
-    follower.start()
-    app = socket_routes.make_app(session, held, leaving, work.restarts)
+
+    def standing() -> Allowance:
+        if owner is None:
+            return Allowance()
+        return owner.standing(held.unfinished(), held.expected_seconds(life(session)))
+
+    follower = Follower(session, work, leaving, home() / "run" / "status.json", standing)
+    app = socket_routes.make_app(session, held, leaving, work.restarts, lambda: _no_lease(standing()))
 
     @app.get("/v1/status")
     def _status() -> Response:
@@ -199,8 +217,9 @@ def run_agent(
         proxy_headers=False,
     )
     server = PatientServer(options, session, held, leaving, work)
-    if goes_when_over:
+    if owner is not None:
         follower.when_over = server.leave
+    follower.start()
     try:
         server.run(sockets=[listener])
     finally:
@@ -219,6 +238,16 @@ def main() -> None:
     start("agent")
     config = load_node_config()
     run_agent(config, node_key.load_or_create(home() / "key" / "node.pem"), ContainersOfThisPod())
+
+
+def life(session: Session) -> float:
+    """How long a lease of the run lasts, in seconds; 0 while the run is not known, and none is given."""
+    public = session.state().public
+    return public.codec.shape.lease_seconds if public is not None else 0.0
+
+
+def _no_lease(allowed: Allowance) -> str:
+    return "" if allowed.leases else allowed.words
 
 
 def not_ready(session: Session) -> str | None:

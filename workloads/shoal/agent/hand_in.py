@@ -27,6 +27,7 @@ from shoal.telemetry import busy, get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.client import reason_of
 from shoal.transport.neighbourhood import ForbiddenUrl, Neighbourhood
+from shoal.transport.rate_limit import NO_CAPS, Caps
 
 CHUNK_BYTES = 1 << 20
 CALL_SECONDS = 60.0  # one question to the orchestrator; hashing a gigabyte in the store lies within
@@ -64,7 +65,7 @@ def hand_in(
             if grant is not None:
                 if neighbourhood is not None:
                     neighbourhood.check(grant.url)
-                post_form(grant, file, client.tls)
+                post_form(grant, file, client.tls, client.caps)
             receipt = client.call(
                 "POST",
                 "/v1/submissions",
@@ -136,11 +137,17 @@ def _ask_grant(client: SignedClient, request: UploadRequest) -> UploadGrant | No
         raise
 
 
-def post_form(grant: UploadGrant, file: IO[bytes], tls: ssl.SSLContext | None = None) -> None:
+def post_form(grant: UploadGrant, file: IO[bytes], tls: ssl.SSLContext | None = None, caps: Caps = NO_CAPS) -> None:
     """Post the form: the grant's fields first, then the file, streamed. `tls`: what the store's certificate is held to."""
     file.seek(0)
     verify = tls if tls is not None else True
-    with httpx.Client(verify=verify, trust_env=False, follow_redirects=False, timeout=UPLOAD_TIMEOUT) as http:
+    with httpx.Client(
+        transport=caps.transport(verify),
+        verify=verify,
+        trust_env=False,
+        follow_redirects=False,
+        timeout=UPLOAD_TIMEOUT,
+    ) as http:
         answer = http.post(grant.url, data=grant.fields, files={"file": ("rollouts.parquet", file)})
     if answer.status_code >= 300:
         raise UploadFailedError(f"the store answered {answer.status_code}: {answer.text[:300]}")

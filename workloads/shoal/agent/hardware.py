@@ -1,29 +1,36 @@
-"""This machine's hardware, for the node's registration: CPUs, memory, free disk, GPUs; this software. Reads /proc. `uplink`
-has discovery's measurement of the network.
+"""This machine's hardware, for the node's registration: CPUs, memory, free disk, GPUs; this software. Reads /proc and asks NVIDIA's driver.
+`uplink` has discovery's measurement of the network.
 
 A number that is not available is 0.
 """
 
 import os
 import shutil
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+from shoal import accelerators
 from shoal.contracts.base import LARGEST_INTEGER
 from shoal.contracts.protocol import Hardware
+from shoal.installed import installed
 
 NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 
 def detect(folder: Path) -> Hardware:
-    """Hardware of this machine; free disk is that of the file system of `folder`."""
-    gpus = sorted(NVIDIA.iterdir()) if NVIDIA.is_dir() else []
+    """Hardware of this machine, as far as this process may use it; free disk is that of the file system of `folder`."""
+    machine = accelerators.read_machine()
+    cards = accelerators.visible(machine, os.environ).cards
+    # A driver without its management library still lists its GPUs.
+    gpus = sorted(NVIDIA.iterdir()) if not machine.cards and NVIDIA.is_dir() else []
+    kind = cards[0].name if cards else gpu_model(gpus[0] / "information") if gpus else ""
     return Hardware(
         cpus=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         disk_free_bytes=min(shutil.disk_usage(folder).free, LARGEST_INTEGER),
-        gpus=len(gpus),
-        gpu_type=gpu_model(gpus[0] / "information") if gpus else "",
+        gpus=len(cards) or len(gpus),
+        gpu_type=kind,
+        gpu_memory_bytes=min((card.memory_bytes for card in cards if card.memory_bytes is not None), default=None),
     )
 
 
@@ -40,6 +47,6 @@ def gpu_model(information: Path) -> str:
 def software_version() -> str:
     """Version of the installed distribution, for the registration."""
     try:
-        return f"shoal {version('shoal')}"
+        return f"shoal {installed().version}"
     except PackageNotFoundError:  # run from a source tree
         return "shoal source"

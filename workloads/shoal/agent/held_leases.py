@@ -6,6 +6,7 @@ nothing any more; the next one in its place, or the agent when the pod ends, giv
 
 import threading
 import time
+from collections import deque
 
 from shoal.contracts.protocol import Lease, LeaseReturn
 from shoal.telemetry import get_logger
@@ -16,6 +17,12 @@ RETURN_SECONDS = 2.0
 LATE_SECONDS = 3600.0
 """A lease this long over is forgotten. Its end is by the orchestrator's clock, which may differ from ours, and an upload may make it later."""
 POLL_SECONDS = 0.1
+UPLOAD_SECONDS = 300.0
+"""For which a worker waits for an upload that began before its lease was over."""
+REMEMBERED = 16
+"""Leases by whose duration the next one's is told: a new version or longer answers show within as many."""
+MARGIN = 1.25
+"""A lease may take so much longer than the longest of those."""
 
 
 class HeldLeases:
@@ -24,22 +31,40 @@ class HeldLeases:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._leases: dict[str, Lease] = {}
+        self._begun: dict[str, float] = {}  # monotonic
+        self._took: deque[float] = deque(maxlen=REMEMBERED)  # seconds
 
     def note(self, lease: Lease) -> None:
         """The worker got this lease."""
         with self._lock:
+            self._begun = {name: begun for name, begun in self._begun.items() if name in self._leases}
+            self._begun[lease.lease] = time.monotonic()
             over = time.time() - LATE_SECONDS
             self._leases = {name: held for name, held in self._leases.items() if held.expires_unix > over}
             self._leases[lease.lease] = lease
 
-    def forget(self, lease: str) -> None:
-        """Its file was taken, or refused for good."""
+    def forget(self, lease: str, *, done: bool = False) -> None:
+        """Its file was taken (`done`), or refused for good, or it was given back."""
         with self._lock:
             self._leases.pop(lease, None)
+            begun = self._begun.pop(lease, None)
+            if done and begun is not None:
+                self._took.append(time.monotonic() - begun)
+
+    def expected_seconds(self, most: float) -> float:
+        """How long another lease will take; `most`, its whole life, while none was done."""
+        with self._lock:
+            return min(max(self._took) * MARGIN, most) if self._took else most
 
     def names(self) -> list[str]:
         with self._lock:
             return list(self._leases)
+
+    def unfinished(self) -> int:
+        """How many may still be handed in: one whose time is over, upload included, is waited for no more."""
+        over = time.time() - UPLOAD_SECONDS
+        with self._lock:
+            return sum(held.expires_unix > over for held in self._leases.values())
 
     def wait_until_none(self, seconds: float) -> bool:
         """Wait until nothing is held, for this long at most; whether it happened."""

@@ -37,6 +37,7 @@ from shoal.telemetry import Liveness, get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.keys_watch import ask_for_keys
 from shoal.transport.neighbourhood import Neighbourhood
+from shoal.transport.rate_limit import NO_CAPS, Caps
 
 INVITE_POLL_SECONDS = 5  # a stop waits for the poll to end
 DISCOVERY_SECONDS = 30.0  # one round of asking discovery; after it the loop starts over and says so
@@ -84,21 +85,23 @@ class Session:
         tls: ssl.SSLContext | None = None,
         logs: Callable[[], dict[str, str]] = dict,
         neighbourhood: Neighbourhood | None = None,
+        caps: Caps = NO_CAPS,
     ) -> None:
         """`tls`: what certificates of discovery and orchestrator are held to; None: well-known authorities. `logs` gives what an admin asks for.
 
-        `neighbourhood` judges the URLs that the run names; None: any may be called.
+        `neighbourhood` judges the URLs that the run names; None: any may be called. `caps` bound what goes to them and comes from them.
         """
         self.config = config
         self.key = key
         self.tls = tls
         self.neighbourhood = neighbourhood
+        self._caps = caps
         self.liveness = Liveness(LIVENESS_SECONDS)
         self._trust = config.trust
         self._keys_due = 0.0
         self._knows_past = False
         self._recall_keys()
-        self._discovery = SignedClient(config.discovery, key, tls=tls)
+        self._discovery = SignedClient(config.discovery, key, tls=tls, caps=caps)
         self._logs = logs
         self._logs_sent = ""
         self._waits_for = "discovery to answer"
@@ -280,7 +283,7 @@ class Session:
         if self.neighbourhood is not None:
             self.neighbourhood.check(invite.orchestrator_url)
         if invite.orchestrator_url != self._orchestrator_url:
-            client = SignedClient(invite.orchestrator_url, self.key, tls=self.tls)
+            client = SignedClient(invite.orchestrator_url, self.key, tls=self.tls, caps=self._caps)
             with self._lock:
                 self._orchestrator, self._orchestrator_url = client, invite.orchestrator_url
         self._set_state("Invited")

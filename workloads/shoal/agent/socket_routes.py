@@ -37,11 +37,16 @@ METRIC_NAME: TypeAdapter[str] = TypeAdapter(MetricName)
 
 
 def make_app(
-    session: Session, held: HeldLeases, leaving: threading.Event, restarts: Callable[[], int | None]
+    session: Session,
+    held: HeldLeases,
+    leaving: threading.Event,
+    restarts: Callable[[], int | None],
+    no_lease: Callable[[], str] = lambda: "",
 ) -> FastAPI:
     """The application over a session. Its handlers run on worker threads, because they wait for the orchestrator.
 
-    `held` is kept in step with what passes; once `leaving` is set no further lease is given. `restarts` is what the pod's other containers are told.
+    `held` is kept in step with what passes; once `leaving` is set no further lease is given, nor while `no_lease` says why not. `restarts` is what
+    the pod's other containers are told.
     """
     app = FastAPI(title="Shoal agent", docs_url=None, redoc_url=None)
     app.add_middleware(BodyLimit)
@@ -69,7 +74,7 @@ def make_app(
 
     @app.get("/v1/step")
     def step(request: Request) -> Response:
-        path = _passed_on("/v1/step", request, "holds")
+        path = _passed_on("/v1/step", request, "holds", "together")
         info = session.orchestrator().call("GET", path, reply=StepInfo, deadline_seconds=PASS_SECONDS)
         if info is not None:
             session.note_latest_version(info.latest_version)
@@ -80,6 +85,8 @@ def make_app(
         wanted = await parse(request, LeaseRequest)
         if leaving.is_set():
             raise Refusal(ProblemCode.POD_ENDING, "the agent asks for no further lease")
+        if why := no_lease():
+            raise Refusal(ProblemCode.POD_ENDING, why)
         client = session.orchestrator()
         given = await run_in_threadpool(client.call, "POST", "/v1/leases", wanted, Lease, deadline_seconds=PASS_SECONDS)
         if given is not None:
@@ -104,7 +111,7 @@ def make_app(
         except Refused:
             held.forget(handed.lease)
             raise
-        held.forget(handed.lease)
+        held.forget(handed.lease, done=True)
         return json_answer(receipt)
 
     @app.post("/v1/metrics")
@@ -115,14 +122,19 @@ def make_app(
     return app
 
 
-def _passed_on(path: str, request: Request, parameter: str) -> str:
-    """The path with the one query parameter that is passed on; raises `Refusal` when it is not a list of names."""
-    value = request.query_params.get(parameter)
-    if value is None:
-        return path
-    if not PLAIN.fullmatch(value):
-        raise Refusal(ProblemCode.NOT_VALID, f"{parameter}: expected digits, letters a to f and commas, 200 at most")
-    return f"{path}?{parameter}={value}"
+def _passed_on(path: str, request: Request, *parameters: str) -> str:
+    """The path with the query parameters that are passed on; raises `Refusal` when one is not a list of names."""
+    passed = []
+    for parameter in parameters:
+        value = request.query_params.get(parameter)
+        if value is None:
+            continue
+        if not PLAIN.fullmatch(value):
+            raise Refusal(
+                ProblemCode.NOT_VALID, f"{parameter}: expected digits, letters a to f and commas, 200 at most"
+            )
+        passed.append(f"{parameter}={value}")
+    return f"{path}?{'&'.join(passed)}" if passed else path
 
 
 def parse_metrics(body: bytes) -> dict[str, float]:

@@ -6,6 +6,7 @@ checks it while there is nothing else to do: at the moment of publishing no time
 """
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from shoal.contracts import keys
 from shoal.contracts.signed import Signed
 from shoal.contracts.weights import VersionOpen, WeightsManifest
 from shoal.storage import chains
-from shoal.storage.checkpoint_files import stream_digest
+from shoal.storage.checkpoint_files import version_digest
 
 FOLDER = ".base"
 
@@ -34,7 +35,9 @@ class Base:
 class Bases:
     """Which folder may serve as a base now."""
 
-    def __init__(self, outbox: Path, tree: Tree) -> None:
+    def __init__(self, outbox: Path, tree: Tree, beat: Callable[[], None]) -> None:
+        """`beat` is called for each shard that is read."""
+        self._beat = beat
         self._outbox = outbox
         self._kept = outbox / FOLDER
         self._tree = tree
@@ -70,7 +73,7 @@ class Bases:
             if number in self._checked:
                 continue
             sealed = self._sealed(number) if number is not None else None
-            if number is not None and sealed is not None and _has_bytes(path, *sealed):
+            if number is not None and sealed is not None and _has_bytes(path, *sealed, self._beat):
                 self._checked[number] = sealed[1].sha256
             else:
                 telemetry.get_logger().warning(
@@ -95,8 +98,8 @@ class Bases:
         return Signed[VersionOpen].from_json(opening).document, Signed[WeightsManifest].from_json(sealing).document
 
 
-def _has_bytes(folder: Path, record: VersionOpen, manifest: WeightsManifest) -> bool:
+def _has_bytes(folder: Path, record: VersionOpen, manifest: WeightsManifest, beat: Callable[[], None]) -> bool:
     try:
-        return stream_digest(record, folder) == manifest.sha256
+        return version_digest(record, folder, beat) == manifest.sha256
     except OSError:
         return False

@@ -144,8 +144,16 @@ def _take(raw: socket.socket, buffer: memoryview) -> tuple[int, bool]:
 class Connections:
     """Idle connections by scheme, host and port. Safe to use from several threads."""
 
-    def __init__(self, kept_per_host: int, tls: ssl.SSLContext | None, stall_seconds: float) -> None:
+    def __init__(
+        self,
+        kept_per_host: int,
+        tls: ssl.SSLContext | None,
+        stall_seconds: float,
+        receive_buffer: int | None = None,
+    ) -> None:
+        """`receive_buffer`: bytes that the kernel may take of an answer before we read them; None: as it likes."""
         self._kept = kept_per_host
+        self._receive_buffer = receive_buffer
         self._tls = tls
         self._stall_seconds = stall_seconds
         self._lock = threading.Lock()
@@ -190,13 +198,15 @@ class Connections:
             secure = http.client.HTTPSConnection(
                 host, port, timeout=CONNECT_SECONDS, context=self._tls or ssl.create_default_context()
             )
-            secure.connect()
-            secure.sock.settimeout(self._stall_seconds)
-            return secure
-        plain = http.client.HTTPConnection(host, port, timeout=CONNECT_SECONDS)
-        plain.connect()
-        plain.sock.settimeout(self._stall_seconds)
-        return plain
+            return self._connected(secure)
+        return self._connected(http.client.HTTPConnection(host, port, timeout=CONNECT_SECONDS))
+
+    def _connected(self, connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
+        connection.connect()
+        connection.sock.settimeout(self._stall_seconds)
+        if self._receive_buffer is not None:
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
+        return connection
 
     def _ask(
         self,

@@ -28,7 +28,9 @@ def opening_record(run: str, version: int, files: Sequence[CheckpointFile], shar
             f"version {version}: {total} bytes in shards of {shard_size} make {count} shards, at most {MAX_SHARDS} are allowed;"
             f" set a shard size of {-(-total // MAX_SHARDS)} or more"
         )
-    return VersionOpen(run=run, version=version, files=ordered, shard_size=shard_size, shard_count=count)
+    return VersionOpen(
+        run=run, version=version, files=ordered, shard_size=shard_size, shard_count=count, digest_of="shards"
+    )
 
 
 def base_for(
@@ -44,15 +46,19 @@ def base_for(
 
     In full: every `anchor_every`-th version, so that no chain is longer; when the deltas of its chain (`chain_bytes`, this one included) would be as
     large as a version in full: a client without a base must fetch them all; and whenever the version just before it is not at hand
-    (`candidate`, its stream's digest `sha256`) or is laid out otherwise: then its bytes are not those of the same weights.
+    (`candidate`, its digest `sha256`) or is laid out otherwise: then its bytes are not those of the same weights.
     """
     if chain_bytes >= max(1, record.total_size):
         return None
     if candidate is None or record.version % anchor_every == 0 or candidate.version != record.version - 1:
         return None
-    if (candidate.files, candidate.shard_size) != (record.files, record.shard_size):
+    if _layout(candidate) != _layout(record):
         return None
     return DeltaBase(version=candidate.version, sha256=sha256, item_size=item_size)
+
+
+def _layout(record: VersionOpen) -> tuple[object, ...]:
+    return record.files, record.shard_size, record.digest_of
 
 
 def as_delta(record: VersionOpen, base: DeltaBase) -> VersionOpen:
@@ -67,15 +73,15 @@ def descriptor(record: VersionOpen, index: int, size: int, sha256: str, encoding
     )
 
 
-def manifest(record: VersionOpen, model: str, stream_sha256: str, shard_sha256s: Sequence[str]) -> WeightsManifest:
-    """The document that seals the version: the digest of the whole stream, of the opening record, and of every shard in order."""
+def manifest(record: VersionOpen, model: str, sha256: str, shard_sha256s: Sequence[str]) -> WeightsManifest:
+    """The document that seals the version: its digest, that of the opening record, and of every shard in order as it travels."""
     if len(shard_sha256s) != record.shard_count:
         raise ValueError(f"{len(shard_sha256s)} shard digests for {record.shard_count} shards")
     return WeightsManifest(
         run=record.run,
         version=record.version,
         model=model,
-        sha256=stream_sha256,
+        sha256=sha256,
         open_digest=document_digest(record),
         shards=list(shard_sha256s),
     )

@@ -13,6 +13,7 @@ from http.client import HTTPException
 
 from shoal.broadcast.connections import Connections, Exchange
 from shoal.broadcast.parts import ShardPart
+from shoal.transport.rate_limit import RateLimit
 
 STALL_SECONDS = 10.0
 """No byte for this long ends a request: a relay that hangs must not hold a shard."""
@@ -89,14 +90,22 @@ class Downloader:
     """Requests that carry the present token. Safe to use from several threads."""
 
     def __init__(
-        self, token: Callable[[], str | None], connections: int = 16, tls: ssl.SSLContext | None = None
+        self,
+        token: Callable[[], str | None],
+        connections: int = 16,
+        tls: ssl.SSLContext | None = None,
+        limit: RateLimit | None = None,
     ) -> None:
         """`token` gives the word for `Authorization: Bearer`; it is asked before every request, because tokens live for seconds.
 
-        `connections`: idle ones kept a host. `tls`: whose certificates https URLs are held to; None: those of the system.
+        `connections`: idle ones kept a host. `tls`: whose certificates https URLs are held to; None: those of the system. `limit` bounds what all
+        requests together receive.
         """
         self._token = token
-        self._connections = Connections(connections, tls, STALL_SECONDS)
+        self._limit = limit
+        self._buffer_bytes = BUFFER_BYTES if limit is None else min(BUFFER_BYTES, limit.piece)
+        bound = limit.receive_buffer if limit is not None else None
+        self._connections = Connections(connections, tls, STALL_SECONDS, bound)
         self._lock = threading.Lock()
         self._running: set[Attempt] = set()
         self._watched = False
@@ -109,8 +118,9 @@ class Downloader:
         """A small piece, at most `max_bytes` long. Raises `NotYet`, `Denied` or `SourceFailed`."""
         with _Request(self, Attempt(), base_url, path, 0, 0) as request:
             request.expect(200)
-            data, buffer = bytearray(), memoryview(bytearray(min(BUFFER_BYTES, max_bytes + 1)))
+            data, buffer = bytearray(), memoryview(bytearray(min(self._buffer_bytes, max_bytes + 1)))
             while count := request.read_into(buffer):
+                self._pay(count)
                 data += buffer[:count]
                 if len(data) > max_bytes:
                     raise SourceFailed(f"{path}: larger than the {max_bytes} bytes that such a document may have")
@@ -145,13 +155,26 @@ class Downloader:
                 else:
                     request.expect(200)
                 request.expect_length(size - part.have)
-                for data in request.body(memoryview(bytearray(min(BUFFER_BYTES, size)))):
+                for data in request.body(memoryview(bytearray(min(self._buffer_bytes, size)))):
                     part.append(data)
                     received(len(data))
+                    self._pay(len(data))
         finally:
             part.pause()
         if part.have < size:
             raise BrokenOff(f"{path}: broke off after {part.have} of {size} bytes")
+
+    @property
+    def in_flight(self) -> int | None:
+        """How many shards at once are each fast enough not to be given up, under the limit; None: there is none."""
+        return (
+            None if self._limit is None else max(1, int(self._limit.bytes_per_second / (2 * SLOWEST_BYTES_PER_SECOND)))
+        )
+
+    def _pay(self, count: int) -> None:
+        """Wait until the limit allows what was received. The server is held back by the window of its connection."""
+        if self._limit is not None:
+            self._limit.take(count)
 
     def started(self, attempt: Attempt) -> None:
         """Hold it to its deadline. The thread that does so lives while there are requests."""

@@ -28,8 +28,9 @@ from shoal.contracts.run import AgentState, PublicRun, home, load_node_config
 from shoal.contracts.signed import Signer
 from shoal.contracts.trust import TrustedKeys
 from shoal.contracts.weights import VersionOpen
-from shoal.storage.checkpoint_files import WrongWeights, stream_digest
+from shoal.storage.checkpoint_files import WrongWeights, version_digest
 from shoal.transport import Refused, SignedClient, Unavailable
+from shoal.transport.rate_limit import RateLimit, caps_of
 from shoal.transport.restarts import end_when_restarted
 
 FETCH_PORT = 9104
@@ -113,14 +114,15 @@ class Fetcher:
         weights: WeightsFolder,
         liveness: telemetry.Liveness,
         tls: ssl.SSLContext | None = None,
+        limit: RateLimit | None = None,
     ) -> None:
-        """`tls`: what certificates of relays are held to; None: the system's authorities."""
+        """`tls`: what certificates of relays are held to; None: the system's authorities. `limit` bounds what is received."""
         self._run = run
         self._trainer_key = trainer_key
         self._agent = agent
         self._weights = weights
         self._liveness = liveness
-        self._downloader = Downloader(agent.token, tls=tls)
+        self._downloader = Downloader(agent.token, tls=tls, limit=limit)
         self._sources: Sources | None = None
         self._given_up: set[int] = set()
         self._look_at = 0.0
@@ -224,7 +226,7 @@ class Fetcher:
         """Bring one version here, whose base is here."""
         version = record.version
         base = self._weights.bases()[record.base.version][0] if record.base is not None else None
-        target = FolderTarget(self._weights, version, self._trainer_key, base, link=link)
+        target = FolderTarget(self._weights, version, self._trainer_key, base, link=link, beat=self._liveness.progress)
         wanted = WantedVersion(self._run, version, self._trainer_key)
         transfer = Transfer(
             wanted,
@@ -250,7 +252,7 @@ class Fetcher:
     def _judge(self, record: VersionOpen, base: Path | None, target: FolderTarget, error: WrongWeights) -> None:
         """Whose fault it is that the assembled checkpoint differs from the announced one: ours, if our disk kept a shard or the base badly, else
         the version's."""
-        rotten = base is not None and _rotten(record, base)
+        rotten = base is not None and _rotten(record, base, self._liveness.progress)
         if rotten and record.base is not None:
             self._weights.remove(record.base.version)
         again = rotten or target.resumed
@@ -265,11 +267,11 @@ class Fetcher:
         )
 
 
-def _rotten(record: VersionOpen, base: Path) -> bool:
+def _rotten(record: VersionOpen, base: Path, beat: Callable[[], None]) -> bool:
     """Whether the folder of `record.base` has not the bytes that it had when it was assembled."""
     assert record.base is not None
     try:
-        return stream_digest(record, base) != record.base.sha256
+        return version_digest(record, base, beat) != record.base.sha256
     except OSError:
         return True
 
@@ -306,7 +308,8 @@ def main() -> None:
     liveness = telemetry.Liveness(LIVENESS_SECONDS)
     weights = WeightsFolder(home() / "weights", config.run, trainer_key)
     agent = Agent(SignedClient("http://agent", unix_socket=home() / "run" / "agent.sock"), config.trust)
-    fetcher = Fetcher(config.run, trainer_key, agent, weights, liveness, trusted_authorities(home()))
+    limit = caps_of(home()).download
+    fetcher = Fetcher(config.run, trainer_key, agent, weights, liveness, trusted_authorities(home()), limit)
     telemetry.serve_health(FETCH_PORT, liveness, fetcher.not_ready)
     log.info("fetch started", held=weights.held())
 

@@ -9,6 +9,7 @@ is repaired by doing the same again; an empty `www/` (new pod) is filled from th
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client import REGISTRY, Counter, Gauge
@@ -20,7 +21,7 @@ from shoal.broadcast.gate import TokenGate
 from shoal.broadcast.nginx import ORIGIN_PORT
 from shoal.broadcast.nginx_status import NginxStatus, status_socket
 from shoal.broadcast.pieces import BadPiece
-from shoal.broadcast.publishing import CannotRestore, SealedMeanwhile, copy_to_store, cut_into, restore
+from shoal.broadcast.publishing import CannotRestore, SealedMeanwhile, StoreCopy, at_once, cut_into, restore
 from shoal.broadcast.tree import WEIGHTS, Tree
 from shoal.contracts import keys
 from shoal.contracts.protocol import VersionAnnouncement
@@ -29,6 +30,7 @@ from shoal.contracts.signed import Signed, sign
 from shoal.contracts.weights import VersionOpen, WeightsManifest
 from shoal.crypto.keys import PrivateKey
 from shoal.storage import NotFound, Store, StoreUnavailable, open_store
+from shoal.storage.growing import Growing, Unfinished, growing_versions
 from shoal.storage.versions import bases, sealed_versions
 from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.keys_watch import KeysWatch
@@ -42,6 +44,21 @@ LIVENESS_SECONDS = 180.0  # several store deadlines; progress is reported at eve
 
 PUBLISHED = Counter("shoal_origin_versions_published_total", "Versions sealed and announced.")
 NEWEST = Gauge("shoal_origin_newest_version", "Newest version announced, -1 before the first.")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A version that is cut and waits for the store: when that was away, nothing is cut or copied a second time."""
+
+    folder: tuple[int, int, int]
+    copy: StoreCopy
+    manifest: WeightsManifest
+
+
+def identity(folder: Path) -> tuple[int, int, int]:
+    """Which folder this is, whatever its name becomes. Its number alone may be that of one made after it went; its entries stay from its start."""
+    found = folder.stat()
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 class Publisher:
@@ -66,9 +83,12 @@ class Publisher:
         self._outbox = outbox
         self._announce = announce
         self._beat = beat
-        self._bases = Bases(outbox, tree)
+        self._bases = Bases(outbox, tree, beat)
         self._restored = False
         self._pending: dict[int, VersionAnnouncement] = {}
+        self._cut: Cut | None = None
+        self._left: tuple[int, int, int] | None = None
+        """A folder that is not followed any more while it grows."""
         self._unusable: set[int] = set()
         self._refusal: str | None = None
         self._log = telemetry.get_logger()
@@ -82,6 +102,7 @@ class Publisher:
             self._publish(version)
         self._send_announcements()
         self._bases.check()
+        self._follow_growing()
 
     def not_ready(self) -> str | None:
         """None, or why no version can be served."""
@@ -142,6 +163,27 @@ class Publisher:
         numbers = (keys.parse_version(path.name) for path in self._outbox.iterdir() if path.is_dir())
         return sorted({number for number in numbers if number is not None} - self._pending.keys() - self._unusable)
 
+    def _follow_growing(self) -> None:
+        """Cut a version while its trainer still writes it. Only the seal waits for its folder in the outbox, and nothing is announced before."""
+        for version in growing_versions(self._outbox):
+            try:
+                growing = Growing(self._outbox, version, self._beat, telemetry.STOP.is_set)
+            except (OSError, ValueError):
+                continue  # handed over meanwhile, or begun again: the next turn finds it
+            with growing:
+                if identity(growing.folder) == self._left or self._store.exists(keys.version_weights(version)):
+                    continue
+                try:
+                    self._cut_and_copy(version, growing.folder, growing)
+                    growing.handed_over()
+                except (Unfinished, OSError, cut.CannotCut) as error:
+                    self._left = identity(growing.folder)
+                    self._forget_cut()
+                    self._log.warning("left a version that is being written", version=version, reason=str(error))
+                    continue
+            self._publish(version)
+            self._send_announcements()
+
     def _publish(self, version: int) -> None:
         started = time.monotonic()
         folder = self._outbox / keys.version_name(version)
@@ -162,16 +204,39 @@ class Publisher:
         self._log.info("version published", version=version, seconds=round(time.monotonic() - started, 3))
 
     def _make(self, version: int, folder: Path) -> WeightsManifest:
-        """Cut, serve shard by shard, copy to the store, seal there, seal here."""
-        with telemetry.busy("cut"):
-            base = self._bases.before(version)
-            manifest = cut_into(self._tree, folder, self._config, version, self._key, self._beat, base)
+        """Cut, serve shard by shard, copy each to the store meanwhile, seal there, seal here."""
+        made = self._cut
+        if made is None or made.manifest.version != version or made.folder != identity(folder):
+            made = self._cut_and_copy(version, folder)
+        manifest = made.manifest
         signed = sign(manifest, self._key)
         with telemetry.busy("store"):
-            copy_to_store(self._store, self._tree, manifest, signed, self._beat)
+            made.copy.seal(manifest, signed)
+        self._forget_cut()
         self._tree.publish(version, WEIGHTS, signed.to_json())
         self._bases.made(manifest)
         return manifest
+
+    def _cut_and_copy(self, version: int, folder: Path, growing: Growing | None = None) -> Cut:
+        self._forget_cut()
+        copy = StoreCopy(self._store, self._tree, version, self._beat)
+        try:
+            with telemetry.busy("cut"):
+                base = self._bases.before(version)
+                manifest = cut_into(
+                    self._tree, folder, self._config, version, self._key, self._beat, base,
+                    ready=growing.ready if growing is not None else at_once, visible=copy.begin,
+                )  # fmt: skip
+        except BaseException:
+            copy.close()
+            raise
+        self._cut = Cut(identity(folder), copy, manifest)
+        return self._cut
+
+    def _forget_cut(self) -> None:
+        if self._cut is not None:
+            self._cut.copy.close()
+            self._cut = None
 
     def _pend(self, version: int, manifest: WeightsManifest) -> None:
         data = self._tree.read(version, "open.json")

@@ -10,6 +10,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from shoal.contracts.base import Contract
+from shoal.contracts.newer import UNKNOWN as UNKNOWN_KEY
 from shoal.contracts.signed import BadSignature, Signed, Signer
 from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.crypto.canonical import document_digest
@@ -21,6 +22,9 @@ MAX_OPEN_BYTES = 4 << 20
 MAX_DESCRIPTOR_BYTES = 4 << 10
 MAX_MANIFEST_BYTES = 8 << 20
 MAX_INDEX_BYTES = 64 << 10
+
+
+LATER_RELEASE = "not known here; if every source says so, the publisher is of a later release: upgrade this one"
 
 
 class BadPiece(ValueError):
@@ -89,7 +93,8 @@ def _parse(kind: type[Signed[Document]], data: bytes, name: str, wanted: WantedV
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join(f"{part}: " for part in [".".join(map(str, first["loc"]))] if part)
-        raise BadPiece(f"{name} of version {wanted.version} cannot be read: {place}{first['msg']}") from error
+        said = LATER_RELEASE if first["type"] == UNKNOWN_KEY else first["msg"]
+        raise BadPiece(f"{name} of version {wanted.version} cannot be read: {place}{said}") from error
     except BadSignature as error:
         raise BadPiece(f"{name} of version {wanted.version}: {error}") from error
     return signed

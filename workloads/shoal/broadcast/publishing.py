@@ -4,20 +4,25 @@ Called by `origin`, which decides which is due. Shards stream.
 """
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from shoal.broadcast import cut, pieces
 from shoal.broadcast.bases import Base
-from shoal.broadcast.encoding import ShardWriter
+from shoal.broadcast.encoding import ShardWriter, Written
 from shoal.broadcast.hashing import file_sha256
 from shoal.broadcast.pieces import WantedVersion
 from shoal.broadcast.tree import OPEN, WEIGHTS, Tree
 from shoal.contracts import keys
 from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import Signed, Signer, sign
-from shoal.contracts.weights import CheckpointFile, VersionOpen, WeightsManifest
+from shoal.contracts.weights import CheckpointFile, ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.crypto.keys import PrivateKey
 from shoal.storage import NotFound, Store, delta
+from shoal.storage.checkpoint_files import digest_of_shards
+
+COPIES = 4
+"""Shards on their way to the store at a time."""
 
 
 class CannotRestore(ValueError):
@@ -45,6 +50,10 @@ def checkpoint_files(folder: Path) -> list[CheckpointFile]:
     return found
 
 
+def at_once(index: int, record: VersionOpen) -> None:
+    """Of a checkpoint that is whole, each shard may be read."""
+
+
 def cut_into(
     tree: Tree,
     folder: Path,
@@ -53,10 +62,14 @@ def cut_into(
     key: PrivateKey,
     beat: Callable[[], None],
     base: Base | None = None,
+    *,
+    ready: Callable[[int, VersionOpen], None] = at_once,
+    visible: Callable[[int], None] = lambda index: None,
 ) -> WeightsManifest:
     """Cut the checkpoint in `folder` and make its pieces visible: opening record, then each shard after its descriptor. Not sealed yet.
 
     With `base`, as a delta if it fits. Pieces of an earlier, broken-off attempt that differ are replaced: nobody holds a sealed copy of them.
+    `ready` returns when a shard's bytes are in the files; `visible` gets the index of each shard in `www/`, in several threads.
     """
     record = cut.opening_record(config.run, version, checkpoint_files(folder), config.broadcast.shard_bytes)
     if base is not None:
@@ -76,39 +89,91 @@ def cut_into(
     tree.unseal(version)
     tree.publish(version, OPEN, opening)
     tree.write_index()
-    writer = ShardWriter(
-        record,
-        folder,
-        base.folder if base is not None else None,
-        lambda index: tree.temporary(version, keys.shard_name(index)),
-    )
-    digests = []
-    for shard in writer.shards():
+
+    def part(index: int) -> Path:
+        return tree.temporary(version, keys.shard_name(index))
+
+    def publish(shard: Written) -> None:
         described = cut.descriptor(record, shard.index, shard.size, shard.sha256, shard.encoding)
         tree.publish(version, keys.descriptor_name(shard.index), sign(described, key).to_json())
-        tree.publish_file(version, keys.shard_name(shard.index), tree.temporary(version, keys.shard_name(shard.index)))
-        digests.append(shard.sha256)
+        tree.publish_file(version, keys.shard_name(shard.index), part(shard.index))
         beat()
-    return cut.manifest(record, config.model_id, writer.stream_sha256(), digests)
+        visible(shard.index)
+
+    writer = ShardWriter(record, folder, base.folder if base is not None else None, part)
+    shards = writer.write(lambda index: ready(index, record), publish)
+    digest = digest_of_shards(shard.assembled for shard in shards)
+    return cut.manifest(record, config.model_id, digest, [shard.sha256 for shard in shards])
+
+
+class StoreCopy:
+    """Copies the pieces of one version to the store, some at a time, while others are still cut. What is there stays known when it is broken off.
+
+    Pieces are read from files, so memory is bounded by obstore's parts. `COPIES` at a time hide the store's latency.
+    """
+
+    def __init__(self, store: Store, tree: Tree, version: int, beat: Callable[[], None]) -> None:
+        self._store = store
+        self._tree = tree
+        self._version = version
+        self._beat = beat
+        self._there: set[int] = set()
+        self._pool = ThreadPoolExecutor(COPIES, thread_name_prefix="store")
+        self._begun: dict[int, Future[None]] = {}
+
+    def begin(self, index: int) -> None:
+        """A shard is visible in `www/`: copy it behind the caller's back. Any thread may call this; what goes wrong is seen by `seal`."""
+        self._begun[index] = self._pool.submit(self._copy, index)
+
+    def settle(self) -> None:
+        """Wait until nothing is being copied; what was not begun is not. Each copy has the store's deadline."""
+        for each in self._begun.values():
+            each.cancel()
+        wait(self._begun.values())
+
+    def seal(self, manifest: WeightsManifest, signed: Signed[WeightsManifest]) -> None:
+        """Copy what is not there yet, then create `weights.json`, which seals. Raises `SealedMeanwhile` when another version of it is there already,
+        `StoreUnavailable` when the store is away: then this may be called again."""
+        version = self._version
+        _put_small(self._store, keys.version_open(version), self._tree.path(version, OPEN).read_bytes())
+        for index in range(len(manifest.shards)):
+            if index not in self._begun:
+                self.begin(index)
+        try:
+            for each in list(self._begun.values()):
+                each.result()
+        finally:
+            self.settle()
+            self._begun = {index: each for index, each in self._begun.items() if index in self._there}
+        sealing = keys.version_weights(version)
+        if not self._store.create(sealing, signed.to_json()) and self._store.get(sealing) != signed.to_json():
+            raise SealedMeanwhile(f"version {version}")
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def _copy(self, index: int) -> None:
+        version, key = self._version, keys.version_shard(self._version, index)
+        described = self._tree.path(version, keys.descriptor_name(index)).read_bytes()
+        shard = self._tree.path(version, keys.shard_name(index))
+        _put_small(self._store, keys.version_descriptor(version, index), described)
+        digest = Signed[ShardDescriptor].from_json(described).document.sha256
+        # An object is there already when an earlier attempt was broken off.
+        if self._store.size(key) != shard.stat().st_size or self._store.sha256(key)[0] != digest:
+            self._store.put_file(key, shard)
+        self._there.add(index)
+        self._beat()
 
 
 def copy_to_store(
     store: Store, tree: Tree, manifest: WeightsManifest, signed: Signed[WeightsManifest], beat: Callable[[], None]
 ) -> None:
-    """Copy every piece, then create `weights.json`, which seals. Raises `SealedMeanwhile` when another version of it is there already."""
-    version = manifest.version
-    _put_small(store, keys.version_open(version), tree.path(version, OPEN).read_bytes())
-    for index, digest in enumerate(manifest.shards):
-        descriptor = tree.path(version, keys.descriptor_name(index))
-        shard = tree.path(version, keys.shard_name(index))
-        _put_small(store, keys.version_descriptor(version, index), descriptor.read_bytes())
-        key = keys.version_shard(version, index)
-        if store.size(key) != shard.stat().st_size or store.sha256(key)[0] != digest:
-            store.put_file(key, shard)
-        beat()
-    sealing = keys.version_weights(version)
-    if not store.create(sealing, signed.to_json()) and store.get(sealing) != signed.to_json():
-        raise SealedMeanwhile(f"version {version}")
+    """Copy every piece of a version that is cut, then seal it; raises as `StoreCopy.seal` does."""
+    copy = StoreCopy(store, tree, manifest.version, beat)
+    try:
+        copy.seal(manifest, signed)
+    finally:
+        copy.close()
 
 
 def _put_small(store: Store, key: str, data: bytes) -> None:
@@ -161,4 +226,14 @@ def _restore_shard(
         tree.publish(version, keys.descriptor_name(index), descriptor)
 
 
-__all__ = ["CannotRestore", "NotFound", "SealedMeanwhile", "checkpoint_files", "copy_to_store", "cut_into", "restore"]
+__all__ = [
+    "CannotRestore",
+    "NotFound",
+    "SealedMeanwhile",
+    "StoreCopy",
+    "at_once",
+    "checkpoint_files",
+    "copy_to_store",
+    "cut_into",
+    "restore",
+]

@@ -92,11 +92,15 @@ class Relay:
         self._downloader = Downloader(OwnToken(config.run, key))
         self._sources = Sources(self._upstream, random.Random(config.seed))
         self._behind_since: float | None = None
+        self._targets: dict[int, TreeTarget] = {}
+        """Of the versions that are not whole here; they know what was checked."""
+        self._stalled: int | None = None
+        """A version that upstream has not sealed and had nothing new of for long, as when its trainer ended while writing it."""
         self._log = telemetry.get_logger()
         LAG.set_function(self.lag_seconds)  # asked when it is read: a turn lasts as long as a version's transfer
 
     def lag_seconds(self) -> float:
-        """For how long upstream has had a version that is not whole here; 0 when there is none."""
+        """For how long upstream has had a version that is not whole here; 0 when there is none, or when it stands still there too."""
         since = self._behind_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -112,7 +116,16 @@ class Relay:
         if not missing:
             self._tree.keep_newest(self._kept_versions)
             return False
-        outcome = self._sync(missing[-1])
+        # The newest first. If upstream has no more of it, another comes before it is looked at again: clients need what is announced.
+        if self._goes_on():
+            self._stalled = None
+        version = max((number for number in missing if number != self._stalled), default=missing[-1])
+        outcome = self._sync(version)
+        if outcome is TransferOutcome.STALLED and self._is_sealed_upstream(version) is False:
+            self._stalled = version
+        elif outcome is TransferOutcome.SEALED:
+            self._stalled = None
+        self._targets = {number: target for number, target in self._targets.items() if number in missing}
         dropped = self._tree.keep_newest(self._kept_versions)
         if dropped:
             self._log.info("dropped old versions", versions=dropped)
@@ -162,6 +175,23 @@ class Relay:
         kept = chains.must_keep(known, self._kept_versions, sealed[-1:])
         return [number for number in available if number in kept and number not in sealed]
 
+    def _goes_on(self) -> bool:
+        """Whether upstream has sealed the version that stood still."""
+        return self._stalled is not None and self._is_sealed_upstream(self._stalled) is True
+
+    def _is_sealed_upstream(self, version: int) -> bool | None:
+        """None where no source can be asked."""
+        found: bool | None = None
+        for source in self._upstream:
+            try:
+                self._downloader.document(source, keys.version_weights(version), pieces.MAX_MANIFEST_BYTES)
+                return True
+            except NotYet:
+                found = False
+            except (SourceFailed, Denied):
+                continue
+        return found
+
     def _sync(self, version: int) -> TransferOutcome:
         wanted = WantedVersion(self._config.run, version, self._trainer_key)
         # A version that is only filled in gives way to a newer one; the newest is never given up half way.
@@ -175,16 +205,18 @@ class Relay:
                 return True
             looked_at = time.monotonic()
             try:
-                return max(self._index(), default=version) <= max(self._tree.held(), default=version)
+                newest = max(self._index(), default=version)
+                return newest <= max(self._tree.held(), default=version) and not self._goes_on()
             except (SourceFailed, Denied, NotYet):
                 return True
 
         started = time.monotonic()
+        target = self._targets.setdefault(version, TreeTarget(self._tree, wanted, self._beat))
         with telemetry.busy("sync"):
-            transfer = Transfer(
-                wanted, self._sources, self._downloader, TreeTarget(self._tree, wanted), keep_on=keep_on
-            )
+            transfer = Transfer(wanted, self._sources, self._downloader, target, keep_on=keep_on)
             outcome = transfer.run()
+        if outcome in (TransferOutcome.CHANGED, TransferOutcome.SEALED):
+            del self._targets[version]
         if outcome is TransferOutcome.CHANGED:
             self._tree.drop(version)
         seconds = time.monotonic() - started
@@ -199,7 +231,7 @@ class Relay:
         newest = max(sealed, default=-1)
         HELD.set(len(sealed))
         NEWEST.set(newest)
-        if max(available, default=-1) <= newest:
+        if max((number for number in available if number != self._stalled), default=-1) <= newest:
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = time.monotonic()

@@ -113,8 +113,8 @@ class Transfer:
         self._downloader = downloader
         self._target = target
         self._documents = Documents(wanted, sources, downloader)
-        self._in_flight = in_flight
-        self._flights = Flights(sources, in_flight)
+        self._in_flight = min(in_flight, downloader.in_flight or in_flight)
+        self._flights = Flights(sources, self._in_flight)
         self._stall_seconds = stall_seconds
         self._keep_on = keep_on
         self._may_seal = may_seal

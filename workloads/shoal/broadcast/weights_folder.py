@@ -7,7 +7,7 @@ lies in `v000007.partial/` and `.parts/v000007/` and outlives a kill. A version 
 
 import shutil
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from shoal import telemetry
@@ -118,9 +118,17 @@ class FolderTarget:
     """The `Target` of a client's `Transfer`: shards go into preallocated files."""
 
     def __init__(
-        self, weights: WeightsFolder, version: int, trainer_key: Signer, base: Path | None = None, *, link: bool = False
+        self,
+        weights: WeightsFolder,
+        version: int,
+        trainer_key: Signer,
+        base: Path | None = None,
+        *,
+        link: bool = False,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """`base`: the finished folder that a delta is made on. `link`: the version is only a step on the way to another one."""
+        """`base`: the finished folder that a delta is made on. `link`: the version is only a step on the way to another. `beat`: see `Assembler`."""
+        self._beat = beat
         self._weights = weights
         self._base = base
         self._folder = weights.link(version) if link else weights.path(version)
@@ -142,7 +150,7 @@ class FolderTarget:
             raise NoSpace(
                 f"version {self._version} needs {record.total_size} bytes, {free} are free: give weights/ a larger volume"
             )
-        self._assembler = Assembler(record, self._folder, self._base)
+        self._assembler = Assembler(record, self._folder, self._base, self._beat)
         if not self._assembler.resumed:  # notes of how far shards were are of files that are gone
             shutil.rmtree(self._parts, ignore_errors=True)
         self._parts.mkdir(parents=True, exist_ok=True)

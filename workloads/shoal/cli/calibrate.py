@@ -5,6 +5,7 @@ of their size; for a bound on false rejects that prepare has no time for, and fo
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from shoal import environments
+from shoal import accelerators, environments
 from shoal.contracts.proof_profile import PROFILE_FILE, ErrorRate, ProofProfile
 from shoal.contracts.recipe import ProofThresholds
 from shoal.environments.prepare import CannotPrepare, checked_checkpoint
@@ -43,6 +44,12 @@ def calibrate(
 
     `targets`: the lengths in tokens that a run's prompts ask for, in turn; none for a run without a length reward.
     """
+    try:
+        accelerators.check(os.environ, engine=engine)
+    except accelerators.NoGpu as error:
+        raise InputWrong(str(error)) from None
+    if unused := accelerators.why_unused(os.environ, accelerators.read_machine(), engine=engine):
+        write(f"this machine's GPUs stay unused: {unused}")
     try:
         folder = checked_checkpoint(model)
         loaded = environments.load(environment)

@@ -37,6 +37,9 @@ class RunHandle(Protocol):
 
     def message(self) -> str: ...
 
+    def stalled(self) -> str:
+        """Why the run makes no progress; empty while it does."""
+
     def finished(self) -> str | None:
         """None, `complete`, or `failed: why`."""
 
@@ -78,6 +81,7 @@ class Driver:
             parts=self._parts,
             progress=self._progress.newest(),
             message=self._local.message(),
+            stalled=self._local.stalled(),
         )
 
     def _leave(self, snapshot: Snapshot) -> None:

@@ -162,9 +162,9 @@ def _tasks(asked: ManifestRequest) -> tuple[str, list[str]]:
 
 
 def _with_environment(dataset: str) -> tuple[str, str | None]:
-    """`DATA@ENVIRONMENT` in its parts. A task of lm-evaluation-harness has its own @, for a revision."""
+    """`DATA@ENVIRONMENT` in its parts. A task of lm-evaluation-harness has its own @, for a revision, and a generator one for a level."""
     data, at, environment = dataset.rpartition("@")
-    whole = not at or dataset.startswith("lm-eval:") or Path(dataset).expanduser().exists()
+    whole = not at or dataset.startswith(("lm-eval:", "reasoning-gym:")) or Path(dataset).expanduser().exists()
     return (dataset, None) if whole else (data, environment)
 
 
@@ -316,17 +316,7 @@ def _part_lines(made: Division, shape: ModelShape, worker: int, relay: int, scra
     lines.append(
         f"  storage: {{folderSize: {_gib(store)}}}   # versions have {size(2 * shape.parameters)}, trained states {size(12 * shape.parameters)}"
     )
-    if made.gpus:
-        lines.append("  # Parts on GPUs need the CUDA images on a cluster.")
-        lines.append(f"  images: {{{', '.join(f'{part}: {image}' for part, image in cuda_images().items())}}}")
     return lines
-
-
-def cuda_images() -> dict[str, str]:
-    """The release's images for GPUs, by part."""
-    from importlib.metadata import version
-
-    return {part: f"shoal/{part}:{version('shoal')}-cuda" for part in ("trainer", "worker", "validator")}
 
 
 def _rate(value: float) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console
 from shoal.cli.local_run import Manifest
 from shoal.cli.output import print_plain
 from shoal.cli.up import up
-from shoal.contracts.sft_data import DatasetCard
+from shoal.contracts.dataset_card import DatasetCard
 from shoal.errors import EXIT_DONE, EXIT_RUN_FAILED, InputWrong
 from shoal.text import count, percent
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from shoal_operator.local.containers import ContainerView
     from shoal_operator.local.pods import PodView
     from shoal_operator.local.run import LocalRun
+
+EVERY_PART = ("pyarrow", "redis", "torch", "transformers", "vllm")
+"""Packages of which the CLI alone has none."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,10 @@ def open_local_run(manifest: Manifest, runs_dir: Path) -> OperatorRun:
     from shoal.report.access import has_orchestrator
     from shoal_operator.local.run import LocalRun
 
+    if absent := [name for name in EVERY_PART if find_spec(name) is None]:
+        raise InputWrong(
+            f"every part of a run works on this machine, and {', '.join(absent)} are not installed here: `make setup` in a checkout of this release"
+        )
     known = has_orchestrator(runs_dir / manifest.name)
     lines = [] if known else [f"{manifest.path}: {line}" for line in lacking(manifest.run.spec)]
     try:
@@ -130,6 +138,9 @@ class OperatorRun:
         if said == PREPARING and rate is not None and self._local.warm_start_pass_rate is not None:
             return f"{said}; warm start: {percent(rate)} correct (stops at {percent(self._local.warm_start_pass_rate)})"
         return said
+
+    def stalled(self) -> str:
+        return stalled_of(self._local.status())
 
     def finished(self) -> str | None:
         return self._local.finished()
@@ -196,6 +207,12 @@ def warm_start(logs: Path) -> float | None:
             if said["event"] == "warm start":
                 return float(said["pass_rate"])
     return None
+
+
+def stalled_of(status: Mapping[str, Any]) -> str:
+    """Why the run makes no progress, since when, and what to do, from its condition `Stalled`; empty while it does."""
+    found = (each for each in status.get("conditions", []) if (each["type"], each["status"]) == ("Stalled", "True"))
+    return next((str(each["message"]) for each in found), "")
 
 
 def message_of(status: Mapping[str, Any]) -> str:

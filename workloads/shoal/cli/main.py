@@ -55,9 +55,9 @@ DEFAULT_RUNS_DIR = Path("runs")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from shoal.installed import installed
 
-        print_line(f"shoal {version('shoal')}")
+        print_line(f"shoal {installed().version}")
         raise typer.Exit(EXIT_DONE)
 
 
@@ -582,6 +582,12 @@ def main() -> int:
         return _say(EXIT_RUN_FAILED, str(error))
     except (typer.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
+    except ModuleNotFoundError as error:
+        from shoal.cli.extras import lacking
+
+        if (line := lacking(error)) is None:
+            raise
+        return _say(EXIT_INPUT_WRONG, line)
     except Exception as error:
         if hasattr(error, "format_message"):  # click's own: a missing option, an unknown verb
             where = getattr(getattr(error, "ctx", None), "command_path", None) or "shoal"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.printing import print_line
-from shoal.errors import InputWrong
+from shoal.errors import InputWrong, RunFailed
 
 app = typer.Typer(
     name="node",
@@ -18,6 +18,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+PAGE_PORT = 9110
 DEFAULT_FOLDER = Path.home() / ".local" / "share" / "shoal" / "node"
 Folder = Annotated[
     Path,
@@ -76,6 +77,34 @@ def join(
     bind: Annotated[
         str, typer.Option("--bind", metavar="ADDRESS", help="Address for health and metrics (ports 9103 to 9105).")
     ] = "127.0.0.1",
+    upload_limit: Annotated[
+        str | None,
+        typer.Option("--upload-limit", metavar="RATE", help="Most that it sends, such as 20Mbit; default: no limit."),
+    ] = None,
+    download_limit: Annotated[
+        str | None,
+        typer.Option(
+            "--download-limit", metavar="RATE", help="Most that it receives, such as 100Mbit; default: no limit."
+        ),
+    ] = None,
+    hours: Annotated[
+        str | None,
+        typer.Option(
+            "--hours",
+            metavar="HH:MM-HH:MM",
+            help="Hours of the day in which it works, by this machine's clock; several with commas; default: always.",
+        ),
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option("--gpus", metavar="LIST", help="GPUs to lend, by index or UUID, such as 0,1; default: all."),
+    ] = None,
+    page: Annotated[
+        int,
+        typer.Option(
+            "--page", min=0, max=65535, metavar="PORT", help="Port of its status page, on loopback only; 0: no page."
+        ),
+    ] = PAGE_PORT,
 ) -> None:
     """Join an open pool of a run with this machine, and work until the run is complete, Ctrl-C or SIGTERM. All connections are outgoing.
 
@@ -84,6 +113,8 @@ def join(
     shoal node join https://discovery.example.org
 
     shoal node join https://discovery.example.org --pool gpus --invite-code-file code --ca-file authority.pem
+
+    shoal node join https://discovery.example.org --hours 22:00-07:00 --upload-limit 20Mbit --gpus 0
     """
     from shoal.cli.node_join import Wishes
     from shoal.cli.node_join import join as run_join
@@ -95,15 +126,24 @@ def join(
             invite_code = invite_code_file.read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise InputWrong(f"--invite-code-file {invite_code_file}: {error}") from None
-    wishes = Wishes(url.rstrip("/"), folder, pool, key, run_key, config, ca_file, invite_code, bind)
+    wishes = Wishes(
+        url.rstrip("/"), folder, pool, key, run_key, config, ca_file, invite_code, bind, upload_limit, download_limit,
+        hours, gpus, page,
+    )  # fmt: skip
     raise typer.Exit(run_join(wishes, _say))
+
+
+Run = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help="Run; default: the only run that this machine joined.")
+]
+WaitSeconds = Annotated[
+    float, typer.Option("--wait", min=0.0, metavar="SECONDS", help="Time to wait for leases that it finishes.")
+]
 
 
 @app.command()
 def status(
-    run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Run; default: the only run that this machine joined.")
-    ] = None,
+    run: Run = None,
     folder: Folder = DEFAULT_FOLDER,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
@@ -114,6 +154,141 @@ def status(
     from shoal.cli.node_status import print_status
 
     print_status(folder, run, _say, as_json=as_json)
+
+
+@app.command()
+def pause(run: Run = None, folder: Folder = DEFAULT_FOLDER) -> None:
+    """Stop this machine's work within 25 seconds and free its GPU, until `resume`; the node stays a member of its run.
+
+    Example: shoal node pause
+    """
+    from shoal.cli import node_owner
+
+    node_owner.pause(folder, run, _say)
+
+
+@app.command()
+def resume(run: Run = None, folder: Folder = DEFAULT_FOLDER) -> None:
+    """Work again after `pause`.
+
+    Example: shoal node resume
+    """
+    from shoal.cli import node_owner
+
+    node_owner.resume(folder, run, _say)
+
+
+@app.command()
+def drain(run: Run = None, folder: Folder = DEFAULT_FOLDER, wait: WaitSeconds = 3600.0) -> None:
+    """Let this machine's node finish the leases that it holds, then end; the next `join` works again.
+
+    Example: shoal node drain
+    """
+    from shoal.cli import node_owner
+
+    node_owner.drain(folder, run, _say, wait)
+
+
+@app.command()
+def leave(
+    run: Run = None,
+    folder: Folder = DEFAULT_FOLDER,
+    wait: WaitSeconds = 3600.0,
+    delete_key: Annotated[
+        bool,
+        typer.Option("--delete-key", help="Also remove this node's key, after which nobody can act as this node."),
+    ] = False,
+) -> None:
+    """Drain this machine's node, then remove weights, logs, settings and invite code. Keys stay unless asked.
+
+    Example: shoal node leave
+    """
+    from shoal.cli import node_owner
+
+    node_owner.leave(folder, run, _say, wait, delete_key=delete_key)
+
+
+@app.command()
+def earned(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="The ledger: a copy (the folder above ledger/), or s3://BUCKET/PREFIX/RUN."
+        ),
+    ],
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="Run; default: the only run that this machine joined.")
+    ] = None,
+    folder: Folder = DEFAULT_FOLDER,
+    key: Annotated[
+        Path | None, typer.Option("--key", metavar="FILE", help="This node's private key, if `join` was given one.")
+    ] = None,
+    endpoint: Annotated[
+        str | None, typer.Option("--endpoint", metavar="URL", help="URL of the S3 store; default: AWS_ENDPOINT_URL.")
+    ] = None,
+    credentials: Annotated[
+        Path | None,
+        typer.Option(
+            "--credentials",
+            metavar="DIR",
+            help="Folder with accessKey and secretKey; default: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Show what this machine earned, from the run's ledger, checked against the run key of the first join.
+
+    Example: shoal node earned ./copy
+    """
+    from shoal.cli import node_earned
+
+    problems = node_earned.earned(
+        folder, run, source, key, _say, _note, as_json=as_json, endpoint=endpoint, credentials=credentials
+    )
+    if problems:
+        from shoal.text import plain
+
+        raise RunFailed(f"the ledger is wrong, so the figures prove nothing: {plain(problems[0], 500)}")
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def unit(
+    context: typer.Context,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="NAME", help="User that the node runs as; default: you.")
+    ] = None,
+) -> None:
+    """Print a systemd unit that joins a run when this machine starts. Give URL and options of `shoal node join`.
+
+    Example: shoal node unit https://discovery.example.org --hours 22:00-07:00 --upload-limit 20Mbit
+    """
+    import getpass
+
+    from shoal.cli import node_unit
+    from shoal.cli.node_lending import lending_of
+
+    command = typer.main.get_command(app).commands["join"]  # type: ignore[attr-defined]
+    with command.make_context("join", list(context.args), parent=context) as parsed:
+        given = {
+            name: value
+            for name, value in parsed.params.items()
+            if name == "folder" or str(parsed.get_parameter_source(name)).endswith("COMMANDLINE")
+        }
+    flags = {each.name: each.opts[0] if each.opts[0].startswith("--") else "" for each in command.params}
+    lending_of(*(given.get(name) for name in ("upload_limit", "download_limit", "hours", "gpus")))
+    me = getpass.getuser()
+    _say(node_unit.unit(given, flags, user or me, node_unit.installation()).rstrip("\n"))
+    for place in node_unit.written(given):
+        if place.is_dir():
+            continue
+        if user not in (None, me):
+            _note(f"{user} must make {place} before the unit starts")
+            continue
+        try:
+            place.mkdir(parents=True, mode=0o700)
+        except OSError as error:
+            raise InputWrong(f"{place}: {error.strerror}; the unit needs this folder before it starts") from None
+        _note(f"made {place}, which the unit needs before it starts")
 
 
 @app.command()
@@ -255,5 +430,9 @@ def _change(
 
 
 def _say(text: str) -> None:
-
     print_line(text)
+
+
+def _note(text: str) -> None:
+    """Beside the answer, on standard error."""
+    typer.echo(text, err=True)

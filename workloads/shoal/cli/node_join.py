@@ -12,19 +12,26 @@ import ipaddress
 import os
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 from urllib.parse import urlsplit
 
 import httpx
 from pydantic import ValidationError
 
-from shoal.agent import hardware, node_key, uplink
+from shoal import accelerators
+from shoal.agent import hardware, hours, node_key, uplink
+from shoal.agent.owner import Owner, request_file
+from shoal.cli.node_lending import lending_file, lending_lines, lending_of, use_gpus
 from shoal.cli.node_processes import COMMANDS, Processes
-from shoal.cli.node_text import Teller, machine_line
+from shoal.cli.node_text import Teller, machine_line, read_status
+from shoal.contracts.machine import Lending
+from shoal.contracts.newer import from_newer_json
 from shoal.contracts.node_states import EXCLUDED
-from shoal.contracts.pools import claim_with_code
+from shoal.contracts.pools import Requirements, claim_with_code
 from shoal.contracts.protocol import Hardware
 from shoal.contracts.requirements import missing
 from shoal.contracts.roster import verified_roster
@@ -32,18 +39,29 @@ from shoal.contracts.run import AgentStatus, JoinOffer, NodeConfig, OpenPool
 from shoal.contracts.signed import BadSignature
 from shoal.crypto.keys import PrivateKey
 from shoal.errors import EXIT_DONE, EXIT_RUN_FAILED, InputWrong
+from shoal.planner.disks import held_bytes
+from shoal.planner.facts import WIDTH
+from shoal.planner.findings import gigabytes
+from shoal.planner.model_shape import parameters_in
 from shoal.report.ledger_sources import checked_key
 from shoal.retries import Backoff, retrying
 from shoal.text import plain
 from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.authorities import authorities
 from shoal.transport.neighbourhood import Neighbourhood
+from shoal.transport.rate_limit import Caps, caps
 from shoal.transport.whole_file import replace_file
+
+if TYPE_CHECKING:
+    from shoal.cli.node_page import NodePage
 
 PAUSES = Backoff(1.0, 30.0)
 ASK_SECONDS = 10.0
 SAY_AGAIN_SECONDS = 30.0
+LOCK_TRIES, LOCK_SECONDS = 5, 0.05
+"""Whoever only looks whether a node runs holds its lock for a moment (`node_status.is_running`)."""
 FOLDERS = ("config", "key", "log", "run", "secrets", "tmp", "weights")
+_EVERYTHING = Lending()
 
 Say = Callable[[str], None]
 
@@ -61,12 +79,19 @@ class Wishes:
     ca_file: Path | None = None
     code: str | None = None
     bind: str = "127.0.0.1"
+    upload_limit: str | None = None
+    download_limit: str | None = None
+    hours: str | None = None
+    gpus: str | None = None
+    page: int = 0
 
 
 def join(wishes: Wishes, say: Say, commands: Mapping[str, Mapping[str, Sequence[str]]] = COMMANDS) -> int:
     """Join and stay; returns the exit code. Raises `InputWrong` for what the owner must change."""
     if wishes.run_key is not None:
         checked_key(wishes.run_key)
+    lending = lending_of(wishes.upload_limit, wishes.download_limit, wishes.hours, wishes.gpus)
+    use_gpus(lending, os.environ)
     tls = _authorities(wishes.ca_file)
     given = _given_config(wishes.config)
     if given is None:
@@ -84,22 +109,35 @@ def join(wishes: Wishes, say: Say, commands: Mapping[str, Mapping[str, Sequence[
         if wishes.run_key and wishes.run_key != config.run_key:
             raise InputWrong(f"--run-key is not the run key of {wishes.config}: {config.run_key}")
     home = wishes.folder.resolve() / config.run
-    for name in FOLDERS:
-        (home / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _writable(home):
+        for name in FOLDERS:
+            (home / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        keep_to_oneself(home)
     with only_one(home):
+        with _writable(home):
+            limits = caps(lending, home / "run")
         key = _key(wishes.key or home / "key" / "node.pem")
         found = hardware.detect(home)
         if pool is not None:
             found = found.model_copy(
-                update={"uplink_mbps": measure(SignedClient(wishes.url, key, tls=tls), key, pool, say)}
+                update={"uplink_mbps": measure(SignedClient(wishes.url, key, tls=tls, caps=limits), key, pool, say)}
             )
         say(machine_line(found))
         check_machine(found, pool, commands)
+        if pool is not None:
+            cards = accelerators.visible(accelerators.read_machine(), os.environ)
+            unused = accelerators.why_unused(os.environ, cards, engine=True)
+            check_room(offer.model_id, found, weights_here(home), on_gpu=unused is None)
+            if unused:
+                say(f"this machine's GPUs stay unused: {unused}")
         code = _code(wishes.code, config, key)
         if pool is not None and pool.codes and not pool.listed and code is None:
             raise InputWrong(f"pool {pool.name!r} needs an invite code: --invite-code-file FILE (its owner gives one)")
-        write_folder(home, config, wishes.ca_file, code)
-        return _stay(config, key, home, wishes.bind, commands, say)
+        with _writable(home):
+            write_folder(home, config, wishes.ca_file, code, lending)
+        for line in lending_lines(lending):
+            say(line)
+        return _stay(config, key, home, wishes, lending, limits, commands, say)
 
 
 def ask(url: str, tls: ssl.SSLContext | None, say: Say, give_up_seconds: float = float("inf")) -> JoinOffer:
@@ -219,27 +257,98 @@ def check_machine(
         lacks.append(
             "the inference engine is not installed here: run `make setup` in a checkout of the run's release, and use its .venv/bin/shoal"
         )
+    elif commands is COMMANDS and pool is not None and wants_gpus(pool.requirements):
+        try:
+            has = accelerators.read_software(os.environ)
+            accelerators.check_software(has, engine=True)
+            accelerators.check_driver(has, accelerators.read_machine())
+        except accelerators.NoGpu as error:
+            lacks.append(f"pool {pool.name!r} is one of GPUs: {error}")
     if lacks:
         raise InputWrong(*lacks)
+
+
+def wants_gpus(wanted: Requirements) -> bool:
+    """Whether a pool invites machines with GPUs only."""
+    return bool(wanted.gpus or wanted.gpu_types or wanted.gpu_memory_gib)
+
+
+def check_room(model_id: str, found: Hardware, held: int = 0, *, on_gpu: bool = True) -> None:
+    """Raise `InputWrong` for a model whose name says that its weights have no room here; a name without a size says nothing.
+
+    Two versions lie on the disk while one is fetched, of which `held` bytes are there already; one is in the memory of one GPU, or in the machine's:
+    without any GPU, where GPUs stay unused (not `on_gpu`), and where the driver does not tell their memory. Before anything is fetched: 65 GB of a
+    model with 32 billion parameters take hours.
+    """
+    parameters = parameters_in(model_id.partition("@")[0])
+    if parameters is None:
+        return
+    version, name = WIDTH * parameters, plain(model_id, 100)
+    lacks = []
+    if found.disk_free_bytes + held < (needed := held_bytes(version, 2)):
+        lacks.append(
+            f"two versions of {name} need {gigabytes(needed)} of disk, and {gigabytes(found.disk_free_bytes + held)} are free: give another --folder"
+        )
+    of_gpu = found.gpu_memory_bytes if found.gpus and on_gpu else None
+    memory = of_gpu or found.memory_bytes
+    if memory < version:
+        of = f"a {found.gpu_type}" if of_gpu else "this machine"
+        lacks.append(f"{name} has {gigabytes(version)} of weights, and {of} has {gigabytes(memory)} of memory")
+    if lacks:
+        raise InputWrong(*lacks)
+
+
+def weights_here(home: Path) -> int:
+    """Bytes of versions that an earlier join left."""
+    return sum(path.stat().st_size for path in (home / "weights").rglob("*") if path.is_file())
 
 
 @contextlib.contextmanager
 def only_one(home: Path) -> Iterator[None]:
     """Two agents with one key would take each other's work; raises `InputWrong` while another one runs in this folder."""
     with (home / "lock").open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputWrong(f"another `shoal node join` runs in {home}: `shoal node status` shows its state") from None
+        for tries_left in reversed(range(LOCK_TRIES)):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if not tries_left:
+                    raise InputWrong(
+                        f"another `shoal node join` runs in {home}: `shoal node status` shows its state"
+                    ) from None
+                time.sleep(LOCK_SECONDS)
         yield
 
 
-def write_folder(home: Path, config: NodeConfig, ca_file: Path | None, code: str | None) -> None:
-    """Write the files that a pool's pod finds in its volumes. Optional files of an earlier join that were not given again are deleted."""
+@contextlib.contextmanager
+def _writable(home: Path) -> Iterator[None]:
+    """Raises `InputWrong` where the node's files cannot be made: a full disk, say, or somebody else's folder."""
+    try:
+        yield
+    except OSError as error:
+        raise InputWrong(
+            f"{error.filename or home}: {error.strerror}; free some room, or give another --folder"
+        ) from None
+
+
+def keep_to_oneself(home: Path) -> None:
+    """Close the node's folder to other users, who could else ask its agent for things; raises `InputWrong` for somebody else's folder."""
+    if home.stat().st_uid != os.geteuid():
+        raise InputWrong(f"{home} belongs to another user: give another --folder, or run this as that user")
+    for path in (home, *(home / name for name in FOLDERS)):
+        path.chmod(0o700)
+
+
+def write_folder(
+    home: Path, config: NodeConfig, ca_file: Path | None, code: str | None, lending: Lending = _EVERYTHING
+) -> None:
+    """Write the files that a pool's pod finds in its volumes, and what is lent. Optional files of an earlier join that were not given again are
+    deleted."""
     authority = ca_file.read_bytes() if ca_file is not None else None
     _replace(home / "config" / "ca.pem", authority)
     _replace(home / "config" / "relay-ca.pem", authority)
     _replace(home / "secrets" / "invite_code", code.encode() if code is not None else None)
+    replace_file(lending_file(home), lending.to_json())
     _replace(home / "config" / "node.json", config.to_json())
 
 
@@ -247,18 +356,23 @@ def _stay(
     config: NodeConfig,
     key: PrivateKey,
     home: Path,
-    bind: str,
+    wishes: Wishes,
+    lending: Lending,
+    limits: Caps,
     commands: Mapping[str, Mapping[str, Sequence[str]]],
     say: Say,
 ) -> int:
     from shoal import telemetry
     from shoal.agent.agent import run_agent
 
-    pod = f"node-{key.public[:12]}"
+    pod, bind = f"node-{key.public[:12]}", wishes.bind
+    owner = Owner(home, hours.parse(lending.hours) if lending.hours else ())
+    if owner.request() == "pause":
+        say("this node is paused: it takes no work until `shoal node resume`")
     os.environ.update({"SHOAL_HOME": str(home), "SHOAL_BIND": bind, "SHOAL_POD": pod, "SHOAL_ROLE": "agent"})
     say(f"node {key.public}")
     say(f"all files are in {home}; Ctrl-C leaves the run cleanly")
-    with (home / "log" / "agent.log").open("a") as log:
+    with _log(home / "log" / "agent.log") as log:
         telemetry.start("agent", log)
         work = Processes(home, bind, pod, commands)
         teller = Teller(home / "run" / "status.json", say)
@@ -266,8 +380,9 @@ def _stay(
         stop = threading.Event()
         telling = threading.Thread(target=teller.run, args=(stop,), name="telling", daemon=True)
         telling.start()
+        page = _page(home, lending, wishes, say) if wishes.page else None
         try:
-            session = run_agent(config, key, work, Neighbourhood(config.discovery), goes_when_over=True)
+            session = run_agent(config, key, work, Neighbourhood(config.discovery), owner=owner, caps=limits)
         except OSError as error:
             raise InputWrong(
                 f"cannot listen on {bind}: {error.strerror}; if another node runs on this machine, give each its own --bind 127.0.0.N"
@@ -276,12 +391,40 @@ def _stay(
             work.end()
             stop.set()
             telling.join(timeout=2.0)
+            if page is not None:
+                page.close()
     (home / "run" / "agent.sock").unlink(missing_ok=True)
     status: AgentStatus = session.status()
+    if owner.request() == "drain":  # done: the next join works
+        request_file(home).unlink(missing_ok=True)
     if over := session.run_is_over():
         say(f"{over}; this machine has nothing left to do")
     say(f"left run {config.run}: {status.files_accepted} files accepted, {status.files_rejected} rejected")
     return EXIT_RUN_FAILED if status.state in EXCLUDED else EXIT_DONE
+
+
+@contextlib.contextmanager
+def _log(path: Path) -> Iterator[TextIO]:
+    """A log to add to. Lines that a full disk does not take are lost, and change nothing in how the node ends."""
+    log = path.open("a")
+    try:
+        yield log
+    finally:
+        with contextlib.suppress(OSError):
+            log.close()
+
+
+def _page(home: Path, lending: Lending, wishes: Wishes, say: Say) -> "NodePage | None":
+    """The page of this machine; a port that is taken costs the page and nothing else."""
+    from shoal.cli.node_page import NodePage
+
+    try:
+        page = NodePage(lambda: read_status(home / "run" / "status.json"), lending, wishes.bind, wishes.page)
+    except OSError as error:
+        say(f"no page: port {wishes.page}: {error.strerror}; choose another with --page")
+        return None
+    say(f"page of this machine: {page.url}")
+    return page
 
 
 def _authorities(path: Path | None) -> ssl.SSLContext | None:
@@ -301,7 +444,7 @@ def _given_config(path: Path | None) -> NodeConfig | None:
 
 def _read_config(path: Path) -> NodeConfig:
     try:
-        config = NodeConfig.from_json(path.read_bytes())
+        config = from_newer_json(NodeConfig, path.read_bytes())
         config.trust  # noqa: B018 - checked when it is made
     except OSError as error:
         raise InputWrong(f"{path}: {error.strerror}") from None

@@ -1,9 +1,11 @@
 """`shoal node status`: asks the agent on its socket, or reads the status file of an agent that does not run."""
 
+import fcntl
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from shoal.cli.node_lending import lending_lines, read_lending
 from shoal.cli.node_text import read_status, status_lines
 from shoal.contracts.run import AgentStatus
 from shoal.errors import InputWrong
@@ -21,7 +23,7 @@ def print_status(folder: Path, run: str | None, say: Callable[[str], None], *, a
     if as_json:
         say(status.model_dump_json(indent=2))
         return
-    for line in status_lines(status, time.time()):
+    for line in (*status_lines(status, time.time()), *lending_lines(read_lending(home))):
         say(line)
 
 
@@ -37,6 +39,18 @@ def find_home(folder: Path, run: str | None) -> Path:
     if len(joined) != 1:
         raise InputWrong(f"name one run; runs under {folder}: {names}")
     return joined[0]
+
+
+def is_running(home: Path) -> bool:
+    """Whether a `shoal node join` has this folder: from before its agent answers until after the last of its processes is gone."""
+    try:
+        with (home / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
 
 
 def ask_agent(home: Path) -> AgentStatus | None:

@@ -20,7 +20,8 @@ GIB = 1 << 30
 
 def machine_line(found: Hardware) -> str:
     """The hardware of this machine."""
-    gpus = f"{found.gpus} GPUs ({found.gpu_type or 'unknown kind'})" if found.gpus else "no GPU"
+    memory = f", {found.gpu_memory_bytes / GIB:.1f} GiB each" if found.gpu_memory_bytes is not None else ""
+    gpus = f"{found.gpus} GPUs ({found.gpu_type or 'unknown kind'}{memory})" if found.gpus else "no GPU"
     uplink = f"uplink of {found.uplink_mbps:g} Mbit/s" if found.uplink_mbps is not None else "uplink not measured"
     return (
         f"this machine: {found.cpus} cores, {found.memory_bytes / GIB:.1f} GiB memory, "
@@ -43,6 +44,8 @@ def status_lines(status: AgentStatus, now_unix: float) -> list[str]:
         f"weights    version {_version(status.held_version)} here, {_version(status.latest_version)} is the newest",
         f"files      {status.files_accepted} accepted, {status.files_rejected} rejected",
     ]
+    if status.owner:
+        lines.append(f"owner      {plain(status.owner, 200)}")
     for part in status.parts:
         pid = f", pid {part.pid}" if part.pid is not None else ""
         note = f": {plain(part.note, 500)}" if part.note else ""
@@ -58,6 +61,8 @@ def changes(before: AgentStatus | None, now: AgentStatus, told_version: int = -1
         lines.append(f"state {now.state}")
     if now.waits_for and (before is None or before.waits_for != now.waits_for):
         lines.append(f"waits for {plain(now.waits_for, 500)}")
+    if now.owner != (before.owner if before is not None else None):
+        lines.append(plain(now.owner or "its owner lets it work", 200))
     # Files come and go while a version is checked or replaced: what is told is news only when it is newer.
     if now.held_version is not None and now.held_version > held:
         lines.append(f"downloaded the weights of version {now.held_version}")

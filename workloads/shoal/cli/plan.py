@@ -231,6 +231,7 @@ def lines(made: Planned) -> Iterator[str]:
     yield f"The first version reaches all in {_time(found.start_seconds)}."
     if made.measured is not None and made.measured.step_seconds is not None:
         yield f"Measured: {_time(made.measured.step_seconds)} a step, median of {made.measured.steps}."
+    yield f"Places in engines that rows have: {percent(found.slot_occupancy)}; engines idle: {percent(found.engine_idle_share)}."
     yield f"Bottleneck: {found.bottleneck.part}. {found.bottleneck.change[:1].upper()}{found.bottleneck.change[1:]}."
     yield ""
     yield from _table(

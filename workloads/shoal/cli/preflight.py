@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from shoal.environments.base import installed
 from shoal.environments.harness_names import BadHarnessTask, HarnessTask
+from shoal.environments.reasoning_gym_names import BadGenerators, parse
 
 if TYPE_CHECKING:
     from shoal.contracts.recipe import TaskOrigin
@@ -30,7 +31,7 @@ def lacking(spec: TrainingRunSpec) -> list[str]:
             what = "has no config.json" if path.is_dir() else "is not a folder on this machine"
             lines.append(f"{field}: {path} {what}; expected a folder with a Hugging Face checkpoint")
     lines += [
-        f"spec.trackers.{name}: {name} is not installed here: pip install 'shoal[{name}]'"
+        f"spec.trackers.{name}: {name} is not installed here: pip install 'shoal-rl[{name}]'"
         for name in (spec.trackers.named if spec.trackers is not None else ())
         if importlib.util.find_spec(name) is None
     ]
@@ -41,6 +42,11 @@ def _problem_of_environment(name: str) -> str | None:
     package, _, part = name.partition(":")
     if package not in installed():
         return f"environment {name!r} is not installed here; installed: {', '.join(sorted(installed()))}"
+    if package == "reasoning-gym":
+        try:
+            parse(part)
+        except BadGenerators as error:
+            return str(error)
     if package != "lm-eval" or not part:
         return None
     try:

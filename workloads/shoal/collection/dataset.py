@@ -14,10 +14,11 @@ from pydantic import Field
 
 from shoal.contracts import keys
 from shoal.contracts.base import Contract, RunName, Sha256Hex
+from shoal.contracts.dataset_card import DatasetCard, DatasetFile
 from shoal.contracts.datasets import GenerateSettings
 from shoal.contracts.filtering import ProblemCount
 from shoal.contracts.run import Prepared, RunConfig
-from shoal.contracts.sft_data import DatasetCard, DatasetFile, Trace, read_traces, write_problem_counts, write_traces
+from shoal.contracts.sft_data import Trace, read_traces, write_problem_counts, write_traces
 from shoal.storage import NotFound, Store
 
 CHECKPOINT_PROBLEMS = 20_000
@@ -191,7 +192,7 @@ def page(card: DatasetCard) -> str:
         ("samples a problem", card.samples_per_problem),
         ("temperature", card.temperature),
         ("model", card.model_id),
-        ("SHA-256 of its weights", card.weights_digest),
+        ("digest of its weights", card.weights_digest),
         ("judged by", f"environment {card.environment}, digest {card.environment_digest}"),
         ("task table", f"{card.task_count} tasks, digest {card.tasks_digest}"),
         ("written by run", card.run),

@@ -27,6 +27,7 @@ STEPS = "steps/"
 BEACONS = "beacons/"
 VERSIONS = "versions/"
 TRAINER_STATE = "trainer/state/"
+MADE_VERSIONS = "trainer/made/"
 STAGING = "staging/"
 ISLANDS = "islands/"
 LEASES = "leases/"
@@ -91,6 +92,11 @@ def island(name: str) -> str:
 
 def trainer_state(number: int) -> str:
     return f"{TRAINER_STATE}{version_name(number)}/"
+
+
+def made_version(number: int) -> str:
+    """What the trainer knew when it made a version, beside the weights; written before the version is handed over."""
+    return f"{MADE_VERSIONS}{version_name(number)}.json"
 
 
 def staging(node: str, lease: str) -> str:

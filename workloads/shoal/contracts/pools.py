@@ -69,6 +69,13 @@ class Requirements(SpecModel):
     gpu_types: list[ShortText] = Field(
         [], max_length=32, description="GPU names, one of which the machine's GPU name must contain; empty: any."
     )
+    gpu_memory_gib: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        exclude_if=lambda gib: gib == 0,
+        description="Least memory of each GPU in GiB, which a machine rounds up.",
+    )
     cpus: int = Field(0, ge=0, le=4096, description="Least number of CPU cores.")
     memory_gib: int = Field(0, ge=0, le=1 << 20, description="Least memory in GiB.")
     disk_gib: int = Field(0, ge=0, le=1 << 24, description="Least free disk in GiB.")

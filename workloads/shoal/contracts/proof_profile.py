@@ -155,6 +155,11 @@ def drawn_gaps_in_force(given: ProofThresholds | None, profile: ProofProfile | N
     return own or calibrated or DRAWN_GAPS[dtype]
 
 
+def outliers_in_force(given: ProofThresholds | None, profile: ProofProfile | None) -> float | None:
+    """Honest outliers a token by the budget in force; None: no row is left out. The defaults know of none."""
+    return drawn_gaps_in_force(given, profile, profile.dtype if profile is not None else "float32").outliers
+
+
 class ProofTerms(Contract):
     """The part of `GET /v1/run` about proofs. The rates are those of the calibrated thresholds, None and empty while others are in force."""
 

@@ -42,6 +42,9 @@ class Hardware(Contract):
     disk_free_bytes: int = Field(ge=0, le=LARGEST_INTEGER)
     gpus: int = Field(default=0, ge=0, le=1024)
     gpu_type: ShortText = ""
+    gpu_memory_bytes: int | None = Field(
+        default=None, ge=0, le=1 << 50, exclude_if=unset, description="of the smallest GPU; null: not known"
+    )
     uplink_mbps: float | None = Field(
         default=None,
         ge=0.0,
@@ -214,11 +217,23 @@ class StepInfo(Contract):
     accepted_groups: int = Field(ge=0)
     pending_groups: int = Field(ge=0, description="in files that wait for a verdict or are leased")
     first_unsealed_step: int | None = Field(default=None, ge=0, description="files of earlier steps expire")
+    leases: int | None = Field(
+        default=None,
+        ge=1,
+        exclude_if=unset,
+        description="that the node may have at a time: a further one drops the oldest. Told to a node that asks with `together`",
+    )
 
 
 class LeaseRequest(Contract):
     node: NodeId
     step: int = Field(ge=0)
+    held: list[LeaseId] | None = Field(
+        default=None,
+        max_length=99,
+        exclude_if=lambda held: held is None,
+        description="leases that the node works on: none of them is dropped for this one. Named to whoever tells `leases`",
+    )
 
 
 class LeaseReturn(Contract):
@@ -274,7 +289,7 @@ class SubmissionReceipt(Contract):
 
 
 class VersionAnnouncement(Contract):
-    """Sent by the trainer, after training state and all pieces are durable."""
+    """Sent by the trainer, after all pieces are durable; the training state may come later."""
 
     run: RunName
     version: VersionNumber
@@ -437,5 +452,11 @@ class RunProgress(Contract):
     )
     version_bytes: int | None = Field(
         default=None, exclude_if=unset, ge=0, description="bytes of the newest version in full; None before the first"
+    )
+    store_away_since: float | None = Field(
+        default=None,
+        exclude_if=unset,
+        ge=0.0,
+        description="Unix time since when the store does not answer; None while it does",
     )
     complete: bool = False

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from shoal.contracts.base import Contract, SpecModel
+from shoal.contracts.newer import from_newer_json
 from shoal.contracts.protocol import Url
 from shoal.contracts.run import RunConfig, home
 
@@ -62,4 +63,4 @@ def load_relay_config(run: RunConfig) -> RelayConfig:
     path = home() / "config" / "relay.json"
     if not path.is_file():
         return RelayConfig(kept_versions=run.kept_versions)
-    return RelayConfig.from_json(path.read_bytes())
+    return from_newer_json(RelayConfig, path.read_bytes())

@@ -24,4 +24,10 @@ def missing(hardware: Hardware, wanted: Requirements) -> list[str]:
         lacks.append(f"an uplink of {wanted.uplink_mbps} Mbit/s, {seen}")
     if wanted.gpu_types and not any(kind.lower() in hardware.gpu_type.lower() for kind in wanted.gpu_types):
         lacks.append(f"a GPU of {', '.join(wanted.gpu_types)}, the machine has {hardware.gpu_type or 'none'}")
+    if wanted.gpu_memory_gib:
+        memory = hardware.gpu_memory_bytes
+        have = -(-memory // GIB) if memory is not None else 0
+        if have < wanted.gpu_memory_gib:
+            seen = f"the machine's smallest has {have}" if memory is not None else "what the machine has is not known"
+            lacks.append(f"{wanted.gpu_memory_gib} GiB of memory of each GPU, {seen}")
     return lacks

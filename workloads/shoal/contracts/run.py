@@ -16,6 +16,7 @@ from shoal.contracts.evaluation import BenchmarkTerms, Truncation
 from shoal.contracts.hub import HubCommit
 from shoal.contracts.islands import IslandTerms
 from shoal.contracts.mixture import SourceTerms, rows_of_sources
+from shoal.contracts.newer import from_newer_json
 from shoal.contracts.pools import EngineSettings, PoolTerms, Requirements, Sampler
 from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.proof_profile import ProofProfile
@@ -292,6 +293,9 @@ class AgentStatus(Contract):
     files_rejected: int = Field(default=0, ge=0)
     last_heartbeat_unix: float | None = None
     written_unix: float = Field(ge=0.0)
+    owner: str | None = Field(
+        default=None, max_length=200, exclude_if=unset, description="how the machine's owner restricts it now, in words"
+    )
 
 
 def home() -> Path:
@@ -316,7 +320,7 @@ def pod_name() -> str:
 
 def load_run_config() -> RunConfig:
     """Read `config/run.json`; raises with the path when it is missing or wrong."""
-    return RunConfig.from_json((home() / "config" / "run.json").read_bytes())
+    return from_newer_json(RunConfig, (home() / "config" / "run.json").read_bytes())
 
 
 def mounted_roster() -> Signed[Roster]:
@@ -326,4 +330,4 @@ def mounted_roster() -> Signed[Roster]:
 
 def load_node_config() -> NodeConfig:
     """Read `config/node.json`."""
-    return NodeConfig.from_json((home() / "config" / "node.json").read_bytes())
+    return from_newer_json(NodeConfig, (home() / "config" / "node.json").read_bytes())

@@ -8,8 +8,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from shoal.contracts.base import Contract, RunName, Sha256Hex, SpecModel
+from shoal.contracts.base import Contract, RunName, Sha256Hex, SpecModel, unset
 from shoal.contracts.datasets import DatasetName, ObjectPath, Place
+from shoal.contracts.muon import MuonSettings
 from shoal.contracts.weights import FileName
 from shoal.crypto.canonical import document_digest
 
@@ -54,6 +55,11 @@ class SftSettings(SpecModel):
     adam_beta2: float = Field(0.999, ge=0.0, lt=1.0, description="AdamW second-moment decay.")
     weight_decay: float = Field(0.0, ge=0.0, le=1.0, description="AdamW decoupled weight decay.")
     max_grad_norm: float = Field(1.0, gt=0.0, le=1e6, description="Global gradient-norm clip.")
+    muon: MuonSettings | None = Field(
+        None,
+        exclude_if=unset,
+        description="Update the matrices of the decoder's layers by Muon, with the same learning rate; absent: AdamW updates all.",
+    )
     held_out_share: float = Field(
         0.02,
         ge=0.0,

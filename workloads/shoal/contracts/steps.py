@@ -158,6 +158,12 @@ class StepMetrics(Contract):
         default=None, ge=0.0, exclude_if=unset, description="of the step, where the recipe has a schedule of it"
     )
     warnings: list[str] = Field(default_factory=list, max_length=8, description="signs of instability, in words")
+    moments_of: int | None = Field(
+        default=None,
+        ge=-1,
+        exclude_if=unset,
+        description="of a step that began with published weights after a stop: the older version whose optimizer state it took up; -1: a fresh one",
+    )
     rolled_back_to: int | None = Field(
         default=None, ge=0, description="this step took up an earlier version instead of training"
     )

@@ -42,7 +42,7 @@ NEVER_ALONE: frozenset[RejectReason] = frozenset({"unread"})
 
 
 LATER_FIELDS = (
-    "validator", "seconds_by_check", "completion_lengths", "cut_rows", "compute", "answers", "program_seconds", "card",
+    "validator", "seconds_by_check", "completion_lengths", "cut_rows", "compute", "answers", "program_seconds", "card", "left_out",
 )  # fmt: skip
 """Of a verdict, that releases added."""
 
@@ -53,6 +53,11 @@ class RowReward(Contract):
     task_reward: float | None = Field(ge=0.0, le=1.0)
     length_penalty: float | None = Field(ge=0.0, le=1e6)
     reward: float | None = Field(ge=-1e6, le=1.0)
+
+
+SMALLEST_GROUP = 2
+"""Scored rows of a group: a single one has nothing to be compared with."""
+UNSCORED = RowReward(task_reward=None, length_penalty=None, reward=None)
 
 
 class ValidatorCard(Contract):
@@ -106,6 +111,12 @@ class Verdict(Contract):
         default=None, description="of the key that signed; None: the role's own key, which all validators shared"
     )
 
+    left_out: list[int] = Field(
+        default_factory=list,
+        max_length=1_000_000,
+        description="of an accepted file: rows with a token behind by more than one may be, ascending. They are neither trained on nor paid",
+    )
+
     @model_serializer(mode="wrap")
     def _as_it_was_signed(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Fields that came later are left out while they are empty: the signatures of verdicts without them still fit."""
@@ -114,6 +125,11 @@ class Verdict(Contract):
             if not document.get(name):
                 document.pop(name, None)
         return document
+
+    @property
+    def looked_at(self) -> int:
+        """Tokens of the rows that the validator looked at, in proportion to the rows."""
+        return self.completion_tokens * min(self.proof_rows, self.rows) // max(1, self.rows)
 
     @property
     def voter(self) -> tuple[str, str]:
@@ -128,8 +144,12 @@ class Verdict(Contract):
             self.policy_version is None or not self.rewards or len(self.rewards) != self.rows
         ):
             raise ValueError("an accept carries policy_version and one reward for every row")
-        if self.outcome != "accept" and self.rewards:
-            raise ValueError("only an accept carries rewards")
+        if self.outcome != "accept" and (self.rewards or self.left_out):
+            raise ValueError("only an accept carries rewards and leaves out rows")
+        if self.left_out != sorted({row for row in self.left_out if 0 <= row < self.rows}):
+            raise ValueError("left_out names rows of the file, ascending, each once")
+        if any(self.rewards[row] != UNSCORED for row in self.left_out):
+            raise ValueError("a row that is left out has no reward")
         return self
 
 

@@ -4,15 +4,18 @@ A checkpoint is a list of files (an HF folder). Its *stream* is their concatenat
 equal pieces. `open.json` comes first, then each shard after its descriptor, and `weights.json` last. All three are signed by the trainer's key.
 Written by the publisher; read by relays, workers and validators.
 
+What a version's digest is over, `VersionOpen.digest_of` says: absent, as releases before 0.2.0 wrote it, the stream; `shards`, the SHA-256 of each
+shard's bytes as assembled, one after the other. The latter needs one pass over the bytes, on as many cores as there are.
+
 A version may be published as a *delta* against the version before it: each shard then holds what changed in the same bytes of the base. Digests of
-shards are those of the bytes that are sent; the manifest's is always that of the assembled stream, however it travelled.
+shards are those of the bytes that are sent; the manifest's is always that of the assembled bytes, however they travelled.
 """
 
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer, model_validator
 
-from shoal.contracts.base import Contract, RunName, Sha256Hex
+from shoal.contracts.base import Contract, RunName, Sha256Hex, unset
 
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 """A file of a checkpoint: a plain name without folders, so that no publisher can make a reader write elsewhere."""
@@ -34,7 +37,7 @@ class DeltaBase(Contract):
     """The base of a delta."""
 
     version: VersionNumber = Field(description="the version whose bytes are changed")
-    sha256: Sha256Hex = Field(description="SHA-256 of the base's assembled stream")
+    sha256: Sha256Hex = Field(description="the base's digest, as its manifest has it")
     item_size: Literal[1, 2, 4] = Field(
         description="bytes of a weight: byte k of every item goes into plane k, where equal bytes lie together"
     )
@@ -51,7 +54,12 @@ class VersionOpen(Contract):
     shard_count: int = Field(ge=1, le=99_999)
     encoding: Encoding = Field(default="full", description="a reader without deltas refuses this unknown value")
     base: DeltaBase | None = Field(
-        default=None, description="for encoding delta only; files and shards are laid out alike"
+        default=None, description="for encoding delta only; files, shards and digest are alike"
+    )
+    digest_of: Literal["shards"] | None = Field(
+        default=None,
+        exclude_if=unset,
+        description="the version's digest is over its shards' digests; absent: over its bytes",
     )
 
     @model_serializer(mode="wrap")
@@ -107,7 +115,7 @@ class ShardDescriptor(Contract):
 
 
 class WeightsManifest(Contract):
-    """`weights.json`: seals a version. `sha256` is over the assembled stream; it is the version's weights digest everywhere."""
+    """`weights.json`: seals a version. `sha256` is over the assembled version, see `VersionOpen.digest_of`; it is the weights digest everywhere."""
 
     run: RunName
     version: VersionNumber

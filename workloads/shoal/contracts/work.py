@@ -26,6 +26,23 @@ EVERYBODY: NodeId = "0" * 64
 """In the place of a node where a draw is the same for all."""
 FIRST_SLICE = 1_000_000
 """Number of version 0's first slice of a benchmark. Steps are at most 999,999."""
+BASE_SECONDS = 60.0
+"""Seconds of a lease for swap, start and scoring. After this a dead worker's share of the step is free again."""
+SECONDS_A_TOKEN = 0.05
+"""Slowest decoding that is waited for: 20 tokens a second in a row. 30,720 tokens get 27 minutes, about the paper's time for a batch."""
+TOGETHER = 128
+"""Sequences that the smallest engines, those on a CPU, decode at a time (`inference.engine`)."""
+
+
+def lease_seconds(max_completion_tokens: int, continuations: int = 0) -> float:
+    """How long a file may take, from the longest completion of the run and the continuations in a file.
+
+    Completions are decoded together. Continuations can only begin when those are there, and are then decoded `TOGETHER` at a time: whoever ends
+    makes room, and they are half as long on average. So what fills the engine takes half a round for
+    each `TOGETHER`, and the last of them a whole one.
+    """
+    rounds = 1.0 + min(-(-continuations // TOGETHER), 1.0 + 0.5 * continuations / TOGETHER)
+    return BASE_SECONDS + SECONDS_A_TOKEN * max_completion_tokens * rounds
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,11 @@ class FileShape:
     @property
     def rows(self) -> int:
         return self.completions * self.rows_each
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long a lease for such a file lasts that is new."""
+        return lease_seconds(self.max_completion_tokens, self.rows - self.completions)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Annotated
 import redis.asyncio
 from fastapi import FastAPI, Query, Request, Response
 
+from shoal.contracts.newer import from_newer_json
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Invite, KnownNode, KnownNodes, Registered, Registration
 from shoal.contracts.roster import Roster
@@ -25,11 +26,13 @@ from shoal.contracts.uplink import UplinkRequest
 from shoal.crypto.http_signatures import names_digest
 from shoal.crypto.keys import PrivateKey
 from shoal.discovery.invite_watch import InviteWatch
+from shoal.discovery.pool_page import PAGE_HEADERS, pool_page
 from shoal.discovery.uplink_check import LARGEST_BYTES, UplinkCheck
 from shoal.telemetry import every_line, get_logger, start
 from shoal.transport import api_pages
 from shoal.transport.keys_watch import KeysWatch
 from shoal.transport.pace import Pace
+from shoal.transport.peers import add_peer_answers
 from shoal.transport.problems import add_problem_answers
 from shoal.transport.redis_access import RedisNonces, connect_async
 from shoal.transport.server import BodyLimit, SignatureGate, serve
@@ -39,7 +42,6 @@ from shoal.transport.service import (
     Gate,
     add_health,
     add_keys_route,
-    add_peer_answers,
     address_of,
     hold_back,
     json_answer,
@@ -184,7 +186,7 @@ class ConfigFile:
         if stamp != self._stamp:
             self._stamp = stamp
             try:
-                found = RunConfig.from_json(self._path.read_bytes())
+                found = from_newer_json(RunConfig, self._path.read_bytes())
                 if (found.run, found.run_key) == (self._config.run, self._config.run_key):
                     self._config = found
             except (OSError, ValueError) as error:
@@ -249,6 +251,14 @@ def make_app(
             f"an address has {OFFERS_AT_ONCE} at once and {OFFERS_PER_SECOND:.0f} a second",
         )
         return json_answer(offer(newest(), keys.notice.roster))
+
+    @app.get("/", include_in_schema=False)
+    async def public_page(request: Request) -> Response:
+        hold_back(newcomers, address_of(request), "this page is asked for too often")
+        found = newest()
+        return Response(
+            pool_page(found, offer(found, keys.notice.roster)), media_type="text/html", headers=PAGE_HEADERS
+        )
 
     add_keys_route(app, keys, lambda: KeysNotice(roster=keys.notice.roster))
 

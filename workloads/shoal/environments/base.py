@@ -19,7 +19,7 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -28,6 +28,7 @@ from shoal.environments.results import BadEnvironment as BadEnvironment
 from shoal.environments.results import Score as Score
 from shoal.environments.results import Unscorable as Unscorable
 from shoal.environments.results import runs_programs as runs_programs
+from shoal.installed import installed as own_distribution
 
 if TYPE_CHECKING:
     from shoal.contracts.tasks import Task
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "shoal.environments"
 TRUSTED_VARIABLE = "SHOAL_TRUSTED_ENVIRONMENTS"
 """Names of installed environments, with commas or spaces between them, that this machine's owner trusts with its files, keys and network."""
+
+SANDBOXED = {"reasoning-gym": ("reasoning_gym",)}
+"""Shoal's own environments that run in a sandbox even so, whomever the owner trusts: their scores are code of others. With the packages of that code,
+of which every file counts in the digest."""
 
 SHOAL_MODULE = re.compile(r"shoal(\.[a-z_][a-z0-9_]*)+")
 APART = "shoal.environments.apart"
@@ -56,6 +61,7 @@ class Environment(Protocol):
     - `stop` and `observe`: see `episodes`.
     - `parameter`: what may stand behind a colon in the environment's name (`lm-eval:gsm8k_cot`). Its class is then made with that text, and calls
       itself by the whole name.
+    - `each_task(count, seed)`: the same as `tasks`, one after the other, where making them all takes minutes.
     - `task_count()`: how many tasks there are, where nobody can make more.
     - `part_of(task)`: of several environments in one, that which judges a task.
     - `runs_programs`: true where scores come from programs that the model wrote. Two honest machines may then differ, so that no difference is held
@@ -94,16 +100,17 @@ def installed() -> dict[str, EntryPoint]:
 
 
 def in_process(point: EntryPoint) -> bool:
-    """Whether an environment runs with this process's rights: Shoal's own do, and those that the machine's owner names in `TRUSTED_VARIABLE`."""
-    trusted = os.environ.get(TRUSTED_VARIABLE, "").replace(",", " ").split()
-    return point in _own() or point.name in trusted
+    """Whether an environment runs with this process's rights: Shoal's own but `SANDBOXED`, and those named in `TRUSTED_VARIABLE`."""
+    if point in _own():
+        return point.name not in SANDBOXED
+    return point.name in os.environ.get(TRUSTED_VARIABLE, "").replace(",", " ").split()
 
 
 @cache
 def _own() -> tuple[EntryPoint, ...]:
     """What the distribution of Shoal lists. Another one that lists the same name and class has no more than that."""
     try:
-        return tuple(distribution("shoal").entry_points.select(group=ENTRY_POINT_GROUP))
+        return tuple(own_distribution().entry_points.select(group=ENTRY_POINT_GROUP))
     except PackageNotFoundError:
         return ()
 
@@ -112,7 +119,7 @@ def parameter(name: str) -> str | None:
     """The name of the parameter behind the colon in an environment's name. None for an environment without parts, or that cannot be imported."""
     point = installed()[name]
     try:
-        if not in_process(point):
+        if not (in_process(point) or point in _own()):
             from shoal.environments.apart import parameter_of  # sandboxes, which few processes need
 
             return parameter_of(name, point.value)
@@ -192,6 +199,7 @@ def digest(environment: Environment) -> str:
     and the versions of `requires`. Line ends are normalised: they carry no meaning. BadEnvironment when one of these is not there.
     Of an environment that is not Shoal's own, sandboxed or trusted, it covers all files of its package but Python's caches.
     """
+    versions = list(_versions(environment))
     files = dict(_module_file(environment, name) for name in modules_of(environment) | {__name__, Score.__module__})
     for name in sources_of(environment):
         files |= dict(_files_below(environment, name))
@@ -204,31 +212,38 @@ def digest(environment: Environment) -> str:
         _add(sha, name.encode())
         data = path.read_bytes()
         _add(sha, data.replace(b"\r\n", b"\n") if path.suffix == ".py" else data)
+    for each in versions:
+        _add(sha, each.encode())
+    return sha.hexdigest()
+
+
+def _versions(environment: Environment) -> Iterator[str]:
     for name in sorted(getattr(environment, "requires", ())):
         try:
-            _add(sha, f"{name}=={version_of(name)}".encode())
+            yield f"{name}=={version_of(name)}"
         except PackageNotFoundError:
             extra = getattr(environment, "extra", None)
             what = (
-                "" if extra is None else f": install the extra `{extra}` of shoal in this machine's Python environment"
+                ""
+                if extra is None
+                else f": install the extra `{extra}` of shoal-rl in this machine's Python environment"
             )
             raise BadEnvironment(
                 f"environment {environment.name!r} needs {name}, which is not installed{what}"
             ) from None
-    return sha.hexdigest()
 
 
 def modules_of(environment: Environment) -> set[str]:
-    """Modules of the class and base classes of an environment of Shoal; of others their sources tell them."""
-    return set() if _package_of(environment) else {cls.__module__ for cls in type(environment).__mro__} - {
+    """Modules of the class and base classes of an environment of Shoal; of those in a sandbox their sources tell them."""
+    return set() if _is_apart(environment) else {cls.__module__ for cls in type(environment).__mro__} - {
         "builtins", "typing",
     }  # fmt: skip
 
 
 def sources_of(environment: Environment) -> tuple[str, ...]:
-    """Further modules and packages. Of another's environment: those of Shoal by their names, others by their package, which is not run."""
+    """Further modules and packages. Of one in a sandbox: those of Shoal by their names, others by their package, which is not run."""
     sources = tuple(getattr(environment, "sources", ()))
-    if not _package_of(environment):
+    if not _is_apart(environment):
         return sources
     kept: dict[str, None] = {}
     for source in (*sources, *(cls.__module__ for cls in type(environment).__mro__)):
@@ -241,9 +256,14 @@ def sources_of(environment: Environment) -> tuple[str, ...]:
 
 
 def packages_of(environment: Environment) -> tuple[str, ...]:
-    """Packages of which every file counts: that of an environment which is not Shoal's own; those of a mixture's parts."""
+    """Packages of which every file counts: that of an environment which is not Shoal's own; those of `SANDBOXED` and of a mixture's parts."""
     package = _package_of(environment)
-    return (package,) if package else tuple(getattr(environment, "whole_packages", ()))
+    own = SANDBOXED.get(environment.name.partition(":")[0], ())
+    return (package,) if package else own or tuple(getattr(environment, "whole_packages", ()))
+
+
+def _is_apart(environment: Environment) -> bool:
+    return _package_of(environment) is not None or environment.name.partition(":")[0] in SANDBOXED
 
 
 def _package_of(environment: Environment) -> str | None:

@@ -1,7 +1,7 @@
 """A run's tasks from a data set: Parquet, JSON or CSV, on disk or in the object store, as a task table with a digest. `hub` fetches those of a hub.
 
 In: files, a layout (`layouts`) or the names of columns, and which rows are wanted. Out: `Imported`, whose tasks go through
-`contracts.tasks.write_tasks` like those of an environment; the same files and settings give the same digest on every machine. Rows that are no task
+`task_table.write_tasks` like those of an environment; the same files and settings give the same digest on every machine. Rows that are no task
 are counted by reason; a row that its layout does not allow stops the import with its file and number. About 30 us a row of short texts, and the
 tasks in memory.
 """
@@ -14,9 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from shoal.contracts.datasets import DatasetColumns, RowFilter
 from shoal.contracts.tasks import Task, tasks_digest
@@ -260,13 +257,16 @@ def file_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa  # 165 MB, which names of files on a hub need not
+    import pyarrow.parquet as pq
+
     try:
         # Mapped, so that a row group of many GB is paged in as it is read, not loaded at once.
         with pq.ParquetFile(path, memory_map=True) as file:
             groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
             mean = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
             size = max(1, min(BATCH_ROWS, BATCH_BYTES // max(mean, 1)))
-            # One thread: see contracts.tasks.
+            # One thread: see contracts.task_table.
             for batch in file.iter_batches(size, use_threads=False):
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError) as error:

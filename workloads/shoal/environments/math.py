@@ -96,7 +96,7 @@ class Math:
         """Software that this machine lacks."""
         wanted = ("math_verify", "latex2sympy2_extended", "antlr4", "sympy")
         missing = [name for name in wanted if find_spec(name) is None]
-        return [f"{name} cannot be imported; install the extra `rewards` of shoal" for name in missing]
+        return [f"{name} cannot be imported; install the extra `rewards` of shoal-rl" for name in missing]
 
 
 def problem_text(task: Task) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 
-from shoal import environments, telemetry
+from shoal import accelerators, environments, telemetry
 from shoal.contracts import keys
 from shoal.contracts.datasets import DatasetSource, filter_run
 from shoal.contracts.evaluation import MOST_SLICES, Benchmark, BenchmarkTerms, Truncation, sampling_of
@@ -27,7 +27,8 @@ from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile
 from shoal.contracts.recipe import LengthReward
 from shoal.contracts.run import Prepared, RunConfig, home, load_run_config
-from shoal.contracts.tasks import Task, TaskReport, tasks_digest, write_tasks
+from shoal.contracts.task_table import write_tasks
+from shoal.contracts.tasks import Task, TaskReport, tasks_digest
 from shoal.environments import hub, proof_calibration
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.episodes import WithTools
@@ -533,13 +534,16 @@ def _upload(store: Store, folder: Path) -> None:
 
 def main() -> None:
     telemetry.start("prepare")
-    # One thread, so that a seed gives the same model everywhere; two are slower where cores are shared.
+    # One thread, so that a seed gives the same model everywhere; two are slower where cores are shared. `require` imports torch, which reads this.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     config = load_run_config()
     telemetry.every_line(run=config.run)
     trust_also(home() / "ca" / "ca.crt", home() / "tmp" / "ca-bundle.pem")
+    store = open_store(config)
+    if not store.exists(keys.PREPARED):  # else nothing is computed
+        accelerators.require()
     try:
-        prepare(config, open_store(config), home() / "tmp" / "prepare")
+        prepare(config, store, home() / "tmp" / "prepare")
     except (CannotPrepare, environments.BadEnvironment) as error:
         if isinstance(error, CannotPrepare) and error.passing:
             raise

@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from shoal.contracts.tasks import Task, read_tasks, tasks_digest, write_tasks
+from shoal.contracts.task_table import read_tasks, write_tasks
+from shoal.contracts.tasks import Task, tasks_digest
 from shoal.environments.base import Environment, Score, Unscorable, digest, load
 from shoal.environments.results import EnvironmentBroke
 

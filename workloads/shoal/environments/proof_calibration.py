@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal import telemetry
 from shoal.contracts.prompts import PromptTerms
-from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, read_profile
+from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile, read_profile
 from shoal.contracts.run import RunConfig
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Environment
@@ -51,6 +51,11 @@ def of_run(
         raise CannotCalibrate(f"hidden size {width}: a proof needs {TOP_K} values of one token; take a wider model")
     given = read_profile(folder, width)
     if given is not None:
+        if (served := _served_in(folder)) not in (None, given.dtype):
+            raise WrongProfile(
+                f"{PROFILE_FILE}: was measured in {given.dtype}, but engines serve this model in {served}, as its config.json says, whose honest"
+                " proofs differ by other amounts: calibrate again (`shoal calibrate`, without --dtype)"
+            )
         log.info("the model has its own proof profile", masked=len(given.masked_dimensions), dtype=given.dtype)
         return given
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -181,3 +186,10 @@ def measure(
 def hidden_size(folder: Path) -> int:
     """Width of the model in `folder`, from its configuration."""
     return int(json.loads((folder / "config.json").read_bytes())["hidden_size"])
+
+
+def _served_in(folder: Path) -> str | None:
+    """The data type in which engines serve the model in `folder`; None where its configuration has none, which engines refuse."""
+    settings = json.loads((folder / "config.json").read_bytes())
+    dtype = settings.get("dtype", settings.get("torch_dtype"))
+    return None if dtype is None else str(dtype)

@@ -5,7 +5,8 @@ here protects anybody, since the environment's code may change all of it: the wa
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +19,8 @@ METHODS = ("task_count", "has_answer", "broken", "flaw", "problems", "observe", 
 WORDS = 4096
 """Characters of a detail or reason."""
 BATCH_BYTES = 1 << 20
-"""Tasks come in parts of about this many bytes."""
+BATCH_SECONDS = 20.0
+"""Tasks come in parts of about this many bytes, or made within this time."""
 NO_DOWNLOAD = "; nothing can be downloaded in a sandbox: name the tasks in the manifest (tasks.dataset), or put them into the package as files"
 
 
@@ -38,7 +40,8 @@ def serve(questions: int, answers: int, arguments: Mapping[str, Any]) -> None:
             call, given = question["call"], question["arguments"]
             if "task" in given:
                 given["task"] = Task.model_validate(given["task"])
-            value = getattr(environment, call)(**given)
+            by_one = call == "tasks" and hasattr(environment, "each_task")
+            value = getattr(environment, "each_task" if by_one else call)(**given)
             if call == "tasks":
                 for part in _parts(value):
                     write_frame(answers, json.dumps({"value": part}).encode())
@@ -103,15 +106,15 @@ def _wanted_files(error: BaseException | None) -> bool:
     return False
 
 
-def _parts(tasks: list[Task]) -> Iterator[list[dict[str, Any]]]:
+def _parts(tasks: Iterable[Task]) -> Iterator[list[dict[str, Any]]]:
     """Tasks in parts of at least one each; none is empty, because an empty one is the end."""
     part: list[dict[str, Any]] = []
-    size = 0
+    size, began = 0, time.monotonic()
     for task in tasks:
         part.append(task.model_dump(mode="json"))
         size += len(task.model_dump_json())
-        if size >= BATCH_BYTES:
+        if size >= BATCH_BYTES or time.monotonic() - began >= BATCH_SECONDS:
             yield part
-            part, size = [], 0
+            part, size, began = [], 0, time.monotonic()
     if part:
         yield part

@@ -16,10 +16,11 @@ from typing import Any
 
 from shoal import telemetry
 from shoal.contracts import keys
+from shoal.contracts.dataset_card import DatasetCard
 from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.run import RunConfig
 from shoal.contracts.sft import SftDataset, SftManifest, SftSettings, SftShard
-from shoal.contracts.sft_data import BadTraces, DatasetCard, SftRow, read_traces, write_sft_rows
+from shoal.contracts.sft_data import BadTraces, SftRow, read_traces, write_sft_rows
 from shoal.contracts.tasks import ChatMessage, Task
 from shoal.environments.base import Environment
 from shoal.environments.datasets import SUFFIXES, file_rows, holds_rows
@@ -136,7 +137,8 @@ class Encoder:
             prompts = [[token for _ in each.prompt for token in next(pieces)] for each in batch]
             completions = self._encode([each.completion for each in batch])
             for each, prompt, completion in zip(batch, prompts, completions, strict=True):
-                yield self._checked(SftRow(each.row, prompt, [*completion, self._end]))
+                written = completion[-1:] == [self._end]  # by the text itself: two in a row would be learnt as such
+                yield self._checked(SftRow(each.row, prompt, completion if written else [*completion, self._end]))
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         found: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]

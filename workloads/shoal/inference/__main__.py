@@ -1,6 +1,6 @@
 """Entry point of the container `worker`: `python -m shoal.inference`. Health and metrics on port 9105."""
 
-from shoal import telemetry
+from shoal import accelerators, telemetry
 from shoal.contracts.run import home, load_node_config
 from shoal.inference.process_settings import set_engine_variables, set_log_variables
 from shoal.rewards.sandbox import use_runners
@@ -16,6 +16,7 @@ of them.
 def main() -> None:
     log = telemetry.start("worker")
     telemetry.install_signals()
+    accelerators.require(engine=True)
     end_when_restarted(home() / "run" / "agent.sock")
     config = load_node_config()
     telemetry.every_line(run=config.run, pool=config.pool)

@@ -6,12 +6,13 @@ requests are retried until their deadline.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from shoal.contracts.protocol import Lease, LeaseRequest, LocalReturn, LocalSubmission, StepInfo, SubmissionReceipt
 from shoal.contracts.run import AgentState
-from shoal.contracts.tasks import Task, read_tasks, tasks_digest
+from shoal.contracts.task_table import read_tasks
+from shoal.contracts.tasks import Task, tasks_digest
 from shoal.telemetry import get_logger
 from shoal.transport.client import Refused, SignedClient, Unavailable
 
@@ -55,9 +56,14 @@ class AgentClient:
             )
         return tasks
 
-    def step(self, holds: Sequence[int] = ()) -> StepInfo | None:
-        """The open step, or None. With versions that this pod holds it may be a slice of an evaluation of one of them."""
-        path = f"/v1/step?holds={','.join(map(str, holds))}" if holds else "/v1/step"
+    def step(self, holds: Sequence[int] = (), together: int = 1) -> StepInfo | None:
+        """The open step, or None. With versions that this pod holds it may be a slice of an evaluation of one of them.
+
+        `together`: leases that the worker would have at a time; the answer says how many it may have.
+        """
+        asked = [f"holds={','.join(map(str, holds))}"] if holds else []
+        asked += [f"together={together}"] if together > 1 else []
+        path = "?".join(["/v1/step", *(["&".join(asked)] if asked else [])])
         try:
             shown = self._http.call("GET", path, reply=StepInfo, deadline_seconds=ASK_SECONDS)
         except Unavailable as error:
@@ -71,12 +77,12 @@ class AgentClient:
         self._refused = None
         return shown
 
-    def lease(self, node: str, step: int) -> Lease | None:
-        """A lease for `step`, or None: refused (the step closed, enough is leased, not Healthy) or nobody there."""
+    def lease(self, node: str, step: int, held: Collection[str] | None = None) -> Lease | None:
+        """A lease for `step`, or None: refused (the step closed, enough is leased, not Healthy) or nobody there. `held`: those that there are; None
+        for an earlier orchestrator."""
+        wanted = LeaseRequest(node=node, step=step, held=sorted(held) if held is not None else None)
         try:
-            return self._http.call(
-                "POST", "/v1/leases", LeaseRequest(node=node, step=step), Lease, deadline_seconds=ASK_SECONDS
-            )
+            return self._http.call("POST", "/v1/leases", wanted, Lease, deadline_seconds=ASK_SECONDS)
         except (Unavailable, Refused) as error:
             get_logger().debug("no lease", step=step, reason=str(error))
             return None

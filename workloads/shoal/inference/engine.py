@@ -1,11 +1,13 @@
 """A vLLM engine in this process: start it on a checkpoint, generate with seeds and proofs, swap to another version.
 
-In: a checkpoint folder and `Request`s. Out: `Completion`s in the order of the requests. Called by `worker`. The
-engine is synchronous and a swap happens between batches, so that every completion is of exactly one policy version.
+In: a checkpoint folder and `Request`s, which may join while others run. Out: `Completion`s as they end. Called by `worker`
+through `generation`. The engine is synchronous and a swap happens while nothing runs, so that every completion is of exactly
+one policy version.
 """
 
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +29,8 @@ from shoal.inference.engine_memory import kv_cache_bytes  # noqa: E402
 
 MAX_SEQUENCES = 128
 """Sequences decoded together on a CPU; past this a step grows as fast as the batch."""
-
+PROOFS_EVERY = 8
+"""Decoding steps between questions for proofs that are still being made: a question goes to every rank, and nobody waits for the answer."""
 
 DEFAULT_SETTINGS = EngineSettings()
 
@@ -73,7 +76,9 @@ class Engine:
         self._engine.collective_rpc("shoal_install", args=(list(checkpoint.masked_dimensions),))
         self._proofs = True
         self.sequences: int = self._engine.vllm_config.scheduler_config.max_num_seqs  # decoded together
-        self._count = 0
+        self._count = self._steps = 0
+        self._running: dict[str, _Sequence] = {}
+        self._unproved: dict[str, tuple[str, _Sequence]] = {}  # by vLLM's inner name
         metrics.ENGINE.labels(type(self._engine).__module__.partition(".")[0], vllm.__version__).set(1)
 
     def swap(self, checkpoint: Checkpoint) -> None:
@@ -87,7 +92,7 @@ class Engine:
                 f"{checkpoint.folder}: tensors differ from those of the running model, first {names[0][0]}: "
                 "a swap needs the same names, shapes and dtypes"
             )
-        if self._engine.has_unfinished_requests():
+        if self._running or self._unproved:
             raise RuntimeError("weights can only be swapped while no request is running")
         folder = str(checkpoint.folder)
         ranks = self._engine.collective_rpc("shoal_swap", args=(folder, list(checkpoint.masked_dimensions)))
@@ -97,44 +102,64 @@ class Engine:
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM could not reset its prefix cache after the swap")
 
+    def start(self, request: Request, pauses: Pauses | None = None) -> str:
+        """Let a request join the sequences that are decoded; returns its name here. Past `sequences` of them vLLM lets it wait.
+
+        With `pauses` it also ends, as "unanswered", at the first token at which this says so of its sampled tokens; what would have been sampled next
+        never is.
+        """
+        self._count += 1
+        name = str(self._count)
+        inner = self._add(name, request, streamed=pauses is not None)
+        self._running[name] = _Sequence(inner, pauses)
+        return name
+
+    @property
+    def running(self) -> int:
+        """Requests that were started and have not ended."""
+        return len(self._running)
+
+    def step(self) -> list[tuple[str, Completion]]:
+        """One decoding step of all that run; returns by name what has ended and has its proofs by now. Once nothing runs it waits for the last
+        proofs."""
+        metrics.RUNNING.set(min(self.running, self.sequences))
+        ended: dict[str, int] = {}
+        for output in self._engine.step() if self._running else ():
+            sequence = self._running[output.request_id]
+            sequence.add(output.outputs[0])
+            if sequence.pauses is not None and sequence.finish_reason != "stop" and sequence.pauses(sequence.tokens):
+                sequence.finish_reason = "unanswered"
+                if not output.finished:
+                    self._engine.abort_request([output.request_id])
+            if sequence.finish_reason is not None:
+                ended[sequence.inner] = len(sequence.tokens)
+                self._unproved[sequence.inner] = output.request_id, self._running.pop(output.request_id)
+        metrics.RUNNING.set(min(self.running, self.sequences))
+        return self._proved(ended)
+
+    def abort(self, names: Collection[str]) -> None:
+        """End these requests without a completion; nothing happens to those that have ended."""
+        found = {name: self._running.pop(name) for name in names if name in self._running}
+        self._engine.abort_request(list(found))
+        late = [inner for inner, (name, _) in self._unproved.items() if name in names]
+        for inner in late:
+            del self._unproved[inner]
+        self._engine.collective_rpc("shoal_forget", args=([*(each.inner for each in found.values()), *late],))
+        metrics.RUNNING.set(min(self.running, self.sequences))
+
     def generate(
         self, requests: Sequence[Request], over: Callable[[], str | None], pauses: Pauses | None = None
     ) -> list[Completion]:
-        """Complete all requests, in their order; GenerationStoppedError once `over()`, asked before each decoding step, gives a reason.
-
-        With `pauses` a sequence also ends, as "unanswered", at the first token at which this says so of its sampled tokens; what would have been
-        sampled next never is.
-        """
-        order = [self._add(request, streamed=pauses is not None) for request in requests]
-        sequences = {name: _Sequence() for name, _ in order}
-        internal = dict(order)
-        while self._engine.has_unfinished_requests():
-            unfinished = self._engine.get_num_unfinished_requests()
-            metrics.RUNNING.set(min(unfinished, self.sequences))
-            metrics.WAITING.set(max(0, unfinished - self.sequences))
+        """Complete all requests, in their order; GenerationStoppedError once `over()`, asked before each decoding step, gives a reason."""
+        names = [self.start(request, pauses) for request in requests]
+        made: dict[str, Completion] = {}
+        while len(made) < len(names):
             reason = over()
             if reason is not None:
-                _nothing_runs()
-                self._engine.abort_request(list(sequences))
-                self._engine.collective_rpc("shoal_forget")
-                unfinished = sum(sequence.finish_reason is None for sequence in sequences.values())
-                raise GenerationStoppedError(reason, unfinished)
-            ended: dict[str, int] = {}
-            for output in self._engine.step():
-                sequence = sequences[output.request_id]
-                sequence.add(output.outputs[0])
-                if pauses is not None and sequence.finish_reason != "stop" and pauses(sequence.tokens):
-                    sequence.finish_reason = "unanswered"
-                    if not output.finished:
-                        self._engine.abort_request([output.request_id])
-                if sequence.finish_reason is not None:
-                    ended[internal[output.request_id]] = len(sequence.tokens)
-            if ended and self._proofs:
-                self._engine.collective_rpc("shoal_finish", args=(ended,))
-        _nothing_runs()
-        with metrics.PROOF_WAIT_SECONDS.time():
-            proofs = self._engine.collective_rpc("shoal_take_proofs", args=(list(internal.values()),))[0]
-        return [sequences[name].completion(proofs[inner]) for name, inner in order]
+                self.abort(names)
+                raise GenerationStoppedError(reason, len(names) - len(made))
+            made.update(self.step())
+        return [made[name] for name in names]
 
     def record_proofs(self, on: bool) -> None:
         """Whether completions from now on have proofs; without, their `proofs` are empty. For measuring what proofs cost."""
@@ -145,10 +170,25 @@ class Engine:
         """End the engine; the processes of a tensor-parallel one with it."""
         self._engine.engine_core.shutdown()
 
-    def _add(self, request: Request, *, streamed: bool) -> tuple[str, str]:
-        """Queue a request, whose tokens come one by one if `streamed`; returns vLLM's outer and inner name of it."""
-        self._count += 1
-        name = str(self._count)
+    def _proved(self, ended: dict[str, int]) -> list[tuple[str, Completion]]:
+        """Hand the ends of sequences to the recorder; returns those whose proofs are there."""
+        if not self._proofs:
+            done = [self._unproved.pop(inner) for inner in ended]
+            return [(name, sequence.completion(b"")) for name, sequence in done]
+        self._steps += 1
+        wait = not self._running
+        if not self._unproved or not (ended or wait or self._steps % PROOFS_EVERY == 0):
+            return []
+        proofs = self._engine.collective_rpc("shoal_finish", args=(ended, wait))[0]
+        made = []
+        for inner, proof in proofs.items():
+            name, sequence = self._unproved.pop(inner)
+            metrics.PROOF_WAIT_SECONDS.observe(time.monotonic() - sequence.ended)
+            made.append((name, sequence.completion(proof)))
+        return made
+
+    def _add(self, name: str, request: Request, *, streamed: bool) -> str:
+        """Queue a request, whose tokens come one by one if `streamed`; returns vLLM's inner name of it."""
         left_out = request.truncation.model_dump() if request.truncation is not None else {}
         parameters = SamplingParams(
             temperature=request.temperature,
@@ -161,21 +201,20 @@ class Engine:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
         )
-        return name, self._engine.add_request(name, {"prompt_token_ids": list(request.prompt_tokens)}, parameters)
-
-
-def _nothing_runs() -> None:
-    metrics.RUNNING.set(0)
-    metrics.WAITING.set(0)
+        inner: str = self._engine.add_request(name, {"prompt_token_ids": list(request.prompt_tokens)}, parameters)
+        return inner
 
 
 @dataclass
 class _Sequence:
-    """The output of one request so far."""
+    """The output of one request so far; `inner` is vLLM's own name of it."""
 
+    inner: str
+    pauses: Pauses | None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: Any = None
+    ended: float = 0.0
 
     def add(self, output: Any) -> None:
         """The tokens that are new since the last output, all of them if there was none."""
@@ -183,6 +222,7 @@ class _Sequence:
         self.tokens += tokens
         self.logprobs += [entry[token].logprob for token, entry in zip(tokens, output.logprobs or (), strict=True)]
         self.finish_reason = output.finish_reason
+        self.ended = time.monotonic()
 
     def completion(self, proofs: bytes) -> Completion:
         return Completion(self.tokens, self.logprobs, self.finish_reason, proofs)

@@ -1,7 +1,7 @@
 """Collects last hidden states on the device while sequences are decoded and turns them into TOPLOC proofs.
 
 In: after each decoding step one row of states for each sampled token (`add`, called by `vllm_hooks`), and the names of
-sequences that have ended (`finish`). Out: proof bytes by request (`take`).
+sequences that have ended (`finish`). Out: proof bytes by request (`take_made`).
 
 A step only notes its states, which stay on the device. Every 32 steps, and when sequences end, the notes go into one
 buffer there, a slot for each sequence; chunks that are complete are reduced to 128 indices and values, and only these
@@ -10,7 +10,7 @@ since it last looked, all at once: many polynomials cost little more than one. D
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -69,6 +69,7 @@ class ProofRecorder:
         self._proofs: defaultdict[str, list[bytes]] = defaultdict(list)
         self._reduced: SimpleQueue[_Reduced] = SimpleQueue()
         self._working: list[Future[None]] = []
+        self._ended: list[tuple[Future[None] | None, list[str]]] = []  # with the last work for them
         # One thread: proofs keep the order in which their chunks came, and decoding wants the other cores.
         self._interpolator = ThreadPoolExecutor(max_workers=1, thread_name_prefix="toploc")
 
@@ -84,7 +85,7 @@ class ProofRecorder:
             self._store_notes()
 
     def finish(self, tokens: Mapping[str, int]) -> None:
-        """These sequences have ended with this many sampled tokens; their slots are free.
+        """These sequences have ended with this many sampled tokens; their slots are free. `take_made` gives their proofs once they are there.
 
         Raises LostStatesError when their rows are not as many.
         """
@@ -101,21 +102,38 @@ class ProofRecorder:
         for request in tokens:
             if request in self._running:
                 self._free.append(self._running.pop(request).slot)
+        if tokens:
+            self._ended.append((self._working[-1] if self._working else None, list(tokens)))
+
+    def take_made(self, *, wait: bool) -> dict[str, bytes]:
+        """Proofs of finished requests that were not taken yet; of all that have theirs by now, or with `wait` of all."""
+        if wait:
+            return self.take([request for _, requests in self._ended for request in requests])
+        # One thread makes them in turn: what was begun before a piece of work that is done is done too.
+        while self._working and self._working[0].done():
+            self._working.pop(0).result()
+        made: list[str] = []
+        while self._ended and (self._ended[0][0] is None or self._ended[0][0].done()):
+            made += self._ended.pop(0)[1]
+        return {request: b"".join(self._proofs.pop(request, ())) for request in made}
 
     def take(self, requests: Iterable[str]) -> dict[str, bytes]:
         """Proofs of these finished requests, which are then forgotten; waits for the last of them."""
         for work in self._working:
             work.result()
         self._working.clear()
-        return {request: b"".join(self._proofs.pop(request, ())) for request in requests}
+        taken = {request: b"".join(self._proofs.pop(request, ())) for request in requests}
+        left = ((None, [each for each in ended if each not in taken]) for _, ended in self._ended)
+        self._ended = [(work, ended) for work, ended in left if ended]
+        return taken
 
-    def forget(self) -> None:
-        """Drop everything: the sequences were aborted."""
-        self._notes.clear()
-        self._free += [recording.slot for recording in self._running.values()]
-        self._running.clear()
-        self.take(())
-        self._proofs.clear()
+    def forget(self, requests: Collection[str]) -> None:
+        """Drop what is known of these: they were aborted. Waits for what is being made."""
+        self._store_notes()
+        for request in requests:
+            if request in self._running:
+                self._free.append(self._running.pop(request).slot)
+        self.take(requests)
 
     def mask(self, masked: Bool | None) -> None:
         """Go on with another model's masked dimensions. Raises RuntimeError while a sequence is being recorded."""

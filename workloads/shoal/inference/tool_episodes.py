@@ -1,8 +1,8 @@
-"""Rows of an environment with tools: sample until a call, put the tool's output behind it, go on; all rows of a lease together, in rounds.
+"""Rows of an environment with tools: sample until a call, put the tool's output behind it, go on.
 
-In: planned rows, the environment's tools, an engine's `generate`. Out: one `Completion` a row, with a mask. Each round is a request for every row
-that goes on: its prompt is all that the row has so far, its seed the row's, which draws by position (`sampling.gumbel`). The rules are in
-`environments.episodes`; validators follow them from the other side. Called by `worker`.
+In: planned rows, the environment's tools, an engine. Out: one `Completion` a row, with a mask. Each stretch is a request of its own: its prompt is
+all that the row has so far, its seed the row's, which draws by position (`sampling.gumbel`). The rules are in `environments.episodes`; validators
+follow them from the other side. Workers (`batch`) let each row go on by itself; `play` plays rows together, in rounds, for `evaluation`.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,9 @@ class ToolFailedError(RuntimeError):
 
 
 @dataclass
-class _Episode:
+class Episode:
+    """One row on its way: what it has so far, and what it asks for next."""
+
     row: PlannedRow
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -43,6 +45,7 @@ class _Episode:
         )
 
     def add(self, made: Completion) -> None:
+        """A stretch that was sampled."""
         self.made = made
         self._append(made.tokens, made.logprobs, sampled=True)
         self.proofs += made.proofs
@@ -63,6 +66,7 @@ class _Episode:
         return True
 
     def completion(self) -> Completion:
+        """All of the row."""
         assert self.made is not None
         return Completion(self.tokens, self.logprobs, self.made.finish_reason, self.proofs, self.mask)
 
@@ -74,7 +78,7 @@ class _Episode:
 
 def play(planned: Sequence[PlannedRow], tools: Tools, generate: Generate) -> list[Completion]:
     """One completion a row, in their order. Raises ToolFailedError, and what `generate` raises."""
-    episodes = [_Episode(row) for row in planned]
+    episodes = [Episode(row) for row in planned]
     going = episodes
     while going:
         for episode, made in zip(going, generate([episode.request() for episode in going]), strict=True):

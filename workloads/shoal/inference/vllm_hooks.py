@@ -15,7 +15,7 @@ after the other in Python. On a GPU the second runner's kernel draws, which is t
 (`benchmarks.trust.triton_rule` compares them); elsewhere ours does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,19 +76,21 @@ class HiddenStateExtension:
         if self.shoal_recorder is not None:
             self.shoal_recorder.on = on
 
-    def shoal_finish(self, tokens: Mapping[str, int]) -> None:
-        """These requests have ended with this many sampled tokens each."""
-        if self.shoal_recorder is not None:
-            self.shoal_recorder.finish(tokens)
+    def shoal_finish(self, tokens: Mapping[str, int], wait: bool) -> dict[str, bytes]:
+        """These requests have ended with this many sampled tokens each. Returns proofs that are made by now, also of earlier ones; with `wait` all.
 
-    def shoal_take_proofs(self, requests: list[str]) -> dict[str, bytes]:
-        """Proofs of finished requests; none on ranks that do not record."""
-        return self.shoal_recorder.take(requests) if self.shoal_recorder is not None else {}
+        None come from ranks that do not record.
+        """
+        if self.shoal_recorder is None:
+            return {}
+        self.shoal_recorder.finish(tokens)
+        made: dict[str, bytes] = self.shoal_recorder.take_made(wait=wait)
+        return made
 
-    def shoal_forget(self) -> None:
-        """Drop the states of aborted requests."""
+    def shoal_forget(self, requests: Collection[str]) -> None:
+        """Drop the states and proofs of aborted requests."""
         if self.shoal_recorder is not None:
-            self.shoal_recorder.forget()
+            self.shoal_recorder.forget(requests)
 
     def shoal_swap(self, folder: str, masked: Sequence[int]) -> str:
         """Load the weights in `folder` in place; returns the folder that this rank's weights are now from. No request may be running.

@@ -22,6 +22,10 @@ class VersionOnDisk:
     folder: Path
     manifest: WeightsManifest
 
+    def is_same(self, other: "VersionOnDisk") -> bool:
+        """Whether these are the same weights: a number is sealed again with others where a leaked key had sealed it."""
+        return (self.version, self.manifest.sha256) == (other.version, other.manifest.sha256)
+
 
 def versions_in(folder: Path) -> list[int]:
     """Versions in `weights/`, ascending; a folder that is not there holds none."""

@@ -1,39 +1,43 @@
-"""The rollout worker's loop: newest weights, open step, lease, generate, score, file, agent; then again.
+"""The rollout worker: newest weights, open step, leases, generate, score, file, agent; all of it at the same time.
 
-In: the agent's socket, `weights/`. Out: one Parquet file a lease in `tmp/`, handed to the agent. Started by
-`__main__`. Every wait ends when the process is asked to stop. What is being generated then is finished if it can be
-within the grace period, and so is what is scored or handed in; else the lease is given back at once, as it is when its
-step was sealed meanwhile. A restart of the agent, a closed step or a refused file cost one file and no more.
+In: the agent's socket, `weights/`. Out: one Parquet file a lease in `tmp/`, handed to the agent. Started by `__main__`. The process's first thread
+decodes (`generation`); others fetch and plan leases, answer tools, score files, and write and upload them. Every wait ends when the process is
+asked to stop. What is being generated then is finished if it can be within the grace period, and so is what is scored or handed in; other leases
+are given back at once, as they are when their step was sealed meanwhile. A restart of the agent, a closed step, a refused file or a failed scoring
+cost one file and no more.
 """
 
+import threading
 import time
-from collections.abc import Sequence
-from importlib.metadata import version
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from shoal.contracts.pools import EngineSettings
-from shoal.contracts.protocol import Lease, LocalSubmission, StepInfo
+from shoal.contracts.protocol import LEAVE_SECONDS, Lease, LocalSubmission, StepInfo
 from shoal.contracts.rollouts import Rollout, RolloutMetadata, write_rollouts
 from shoal.contracts.run import AgentState, PublicRun
 from shoal.contracts.signed import Signer
 from shoal.contracts.tasks import Task
 from shoal.contracts.trust import TrustedKeys
 from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work
-from shoal.environments.episodes import Tools, tools_of
+from shoal.environments.episodes import tools_of
 from shoal.environments.prompts import pinned_tokenizer, prompt_tokens
 from shoal.environments.scored_once import ScoredOnce
 from shoal.environments.tokens import completion_text
 from shoal.inference import metrics
 from shoal.inference.agent import AgentClient
 from shoal.inference.assignments import WorkContext, benchmarks_here, require_rule, work_on
+from shoal.inference.batch import PlannedLease, RunningLease
+from shoal.inference.beside import Beside, RowTools
 from shoal.inference.checkpoint import read_checkpoint
-from shoal.inference.commitment import Commitment
-from shoal.inference.completions import Completion
-from shoal.inference.engine import Engine, GenerationStoppedError
-from shoal.inference.rollouts import PlannedRow, assemble, plan_continuations, plan_submission
-from shoal.inference.tool_episodes import ToolFailedError, play
+from shoal.inference.engine import Engine
+from shoal.inference.generation import Generation, Wish
+from shoal.inference.lease_desk import MOST_LEASES, LeaseDesk
+from shoal.inference.rollouts import assemble, plan_submission
 from shoal.inference.weights import VersionOnDisk, newest_policy, versions_in
+from shoal.installed import installed
 from shoal.telemetry import STOP, Liveness, Stopped, busy, every_line, get_logger, wait_for
+from shoal.telemetry.waiting import SAY_AFTER_SECONDS
 from shoal.transport.client import Refused, Unavailable
 
 WAIT_SECONDS = 7 * 24 * 3600.0
@@ -42,10 +46,15 @@ while.
 """
 POLL_SECONDS = 0.5
 KEYS_SECONDS = 5.0  # between questions whether the trainer's key was changed
-LEASE_PAUSE_SECONDS = 1.0
-"""Between refused leases: the step is full, or about to close."""
 TOOL_PAUSE_SECONDS = 10.0
 """After a tool that failed: the same lease comes again, and with it the same calls."""
+IDLE_SECONDS = 0.1
+"""Between looks while nothing is decoded: what may end the wait also wakes it, except for a sealed step and a signal."""
+STUCK_SECONDS = 900.0
+"""Longest time without progress of a scoring, an upload, a tool, a return or a turn of the desk: three times what an upload may take. Then the
+process is started again."""
+MOST_FAILURES = 3
+"""Leases that fail in a row without the fault of an agent, a step or a tool: what ails this process may be gone after a restart."""
 
 
 class Worker:
@@ -63,8 +72,27 @@ class Worker:
         self._liveness = liveness
         self._settings = settings
         self._engine: Engine | None = None
-        self._policy: VersionOnDisk | None = None
         self._policy_is_new = False  # no token has come of it yet
+        self._open: set[RunningLease] = set()  # generated, and not handed in yet
+        self._returning: set[str] = set()  # being given back
+        self._failures = 0  # of leases, since a file was taken
+        self._broken: Exception | None = None
+        self._leaves_by: float | None = None
+        self._tokens_since, self._since = 0, time.monotonic()  # the last generated file
+        self._idle_since, self._next_word = time.monotonic(), SAY_AFTER_SECONDS
+        self._woken = threading.Event()
+        self._beside = self._scoring, self._uploading, self._at_tools, self._at_returns = [
+            Beside(name, self._woken.set) for name in ("scoring", "uploading", "tools", "returns")
+        ]
+        self._desk = LeaseDesk(
+            step=self._step,
+            lease=self._lease_of,
+            newest=self._newest,
+            plan=self._plan,
+            failed=self._failed,
+            wake=self._woken.set,
+        )
+        self._at_desk = threading.Thread(target=self._serve_desk, name="lease-desk", daemon=True)
 
     @property
     def not_ready(self) -> str | None:
@@ -75,8 +103,8 @@ class Worker:
         """Work until the process is asked to stop."""
         try:
             self._prepare()
-            while not STOP.is_set():
-                self._one_file()
+            self._generate()
+            self._end()
         except Stopped as stopped:
             get_logger().info("stopped", reason=str(stopped))
         finally:
@@ -115,7 +143,13 @@ class Worker:
                 batch=public.sampling.groups_per_submission * public.group_size * public.rows_each,
                 settings=self._settings,
             )
+        self._first = policy
         self._loaded(policy)
+
+    @property
+    def _engine_there(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
 
     def _task_table(self, digest: str, *, benchmark: bool = False) -> list[Task]:
         return wait_for("a task table", lambda: self._agent.tasks(digest, benchmark), **self._waiting)
@@ -128,132 +162,218 @@ class Worker:
             case EvaluationSlice(benchmark=benchmark):
                 return self._benchmarks[benchmark.name]
 
-    def _one_file(self) -> None:
-        """Serve one lease of the open step, or of a slice of an evaluation."""
-        step, policy = wait_for("an open step and weights that it accepts", self._work, **self._waiting)
-        work = self._codec.decode(step.step)
-        context = self._context_of(work)
-        lease = self._agent.lease(self._state.node, step.step)
-        if lease is None:
-            STOP.wait(LEASE_PAUSE_SECONDS)
-            return
-        self._swap(policy)  # behind the lease: for a place that another node got, it would be for nothing
-        log = get_logger().bind(step=step.step, submission=lease.submission, version=policy.version)
+    def _generate(self) -> None:
+        """Serve leases until the process is asked to stop and those are done, or given back, that it had then."""
+        generation = Generation(
+            self._engine_there,
+            self._desk,
+            RowTools(self._at_tools),
+            self._first,
+            swap=self._swap,
+            finished=self._hand_in,
+            given_up=self._given_up,
+            handing_in=lambda: [*(lease.given.lease.lease for lease in self._open.copy()), *self._returning.copy()],
+            clock=time.monotonic,
+        )
+        self._at_desk.start()
+        while not (STOP.is_set() and not generation.batch.leases):
+            if STOP.is_set():
+                self._leave_by()
+                generation.leave()
+            stepped = generation.turn()
+            metrics.OPEN_LEASES.set(len(generation.batch.leases) + len(self._open))
+            if self._policy_is_new and generation.batch.running:
+                get_logger().info("first token of a version", version=generation.loaded.version)
+                self._policy_is_new = False
+            if max(self._desk.stuck_seconds, *(each.stuck_seconds for each in self._beside)) < STUCK_SECONDS:
+                self._liveness.progress()
+            if self._broken is not None:
+                raise self._broken
+            self._say_idle(stepped)
+            if not stepped:
+                self._woken.wait(IDLE_SECONDS)
+                self._woken.clear()
+
+    def _say_idle(self, stepped: bool) -> None:
+        """Tell why nothing is decoded, at longer and longer times."""
+        now = time.monotonic()
+        if stepped:
+            self._idle_since, self._next_word = now, SAY_AFTER_SECONDS
+        elif now - self._idle_since >= self._next_word:
+            idle = round(now - self._idle_since)
+            get_logger().info(
+                "waiting",
+                for_what="upload" if self._open else self._desk.shortage,
+                handed_in=len(self._open),
+                waited_seconds=idle,
+            )
+            self._next_word *= 2
+
+    def _serve_desk(self) -> None:
+        """The desk's thread; what ends it ends the process, which would get no lease any more."""
         try:
-            rows = self._generate(work, step, lease, policy, context)
-        except GenerationStoppedError as stopped:
-            self._give_back(lease, stopped.reason)
-            log.info("lease given back", reason=stopped.reason, detail=str(stopped))
-            return
-        except ToolFailedError as failed:
-            self._give_back(lease, "tool")
-            log.warning("gave the lease back: a tool failed", reason=str(failed))
-            STOP.wait(TOOL_PAUSE_SECONDS)
-            return
-        self._submit(lease, policy, rows, context.public)
-        self._agent.report(metrics.heartbeat_metrics())
-        log.info("file done", rows=len(rows), tokens=sum(len(row.completion_tokens) for row in rows))
+            self._desk.serve()
+        except Exception as error:
+            self._broken = error
+            self._woken.set()
+
+    def _leave_by(self) -> float:
+        """When the time to leave is over, on the monotonic clock: it began when the process was first seen to be asked to stop."""
+        if self._leaves_by is None:
+            self._leaves_by = time.monotonic() + LEAVE_SECONDS
+        return self._leaves_by
+
+    def _end(self) -> None:
+        """Wait for files that are scored or handed in, within the time to leave; give back what has not begun."""
+        self._desk.close()
+        ends = self._leave_by()
+        self._at_desk.join(max(0.0, ends - time.monotonic()))  # a lease that it just got is given back below
+        while (self._open or self._returning) and time.monotonic() < ends:
+            self._woken.wait(IDLE_SECONDS)
+            self._woken.clear()
+        left = self._desk.take()
+        if left is not None:
+            self._give_back(left.lease, "leaving")
 
     def _give_back(self, lease: Lease, reason: str) -> None:
         metrics.RETURNED.labels(reason).inc()
         self._agent.give_back(lease.lease)
 
+    def _given_up(self, lease: RunningLease, reason: str, error: Exception | None) -> None:
+        """The decoding loop has dropped this lease. It is given back beside decoding and uploads, and counts until it is."""
+        given = lease.given.lease
+        log = get_logger().bind(step=given.step, submission=given.submission, reason=reason)
+        if error is None:
+            log.info("lease given back", unfinished=len(lease.planned) - len(lease.made))
+        else:
+            log.warning("gave the lease back: a tool failed", detail=str(error))
+            self._desk.pause(TOOL_PAUSE_SECONDS)
+        self._returning.add(given.lease)
+        self._at_returns.put(lambda: self._return(given, reason))
+
+    def _return(self, lease: Lease, reason: str) -> None:
+        self._give_back(lease, reason)
+        self._returning.discard(lease.lease)
+
+    def _failed(self, lease: Lease, error: Exception, tokens: int = 0) -> None:
+        """A lease failed that others need not fail with. Some in a row are this process's fault, and end it."""
+        self._failures += 1
+        get_logger().error("lease failed", step=lease.step, submission=lease.submission, exc_info=error)
+        metrics.LOST.labels("failed").inc(tokens)
+        self._give_back(lease, "failed")
+        if self._failures >= MOST_FAILURES:
+            self._broken = error
+            self._woken.set()
+
     def _swap(self, policy: VersionOnDisk) -> None:
-        assert self._engine is not None
-        assert self._policy is not None
-        # A number is sealed again with other weights where a leaked key had sealed it.
-        if (policy.version, policy.manifest.sha256) == (self._policy.version, self._policy.manifest.sha256):
-            return
         started = time.monotonic()
         with busy("swap"):
-            self._engine.swap(read_checkpoint(policy.folder))
+            self._engine_there.swap(read_checkpoint(policy.folder))
         metrics.SWAP_SECONDS.observe(time.monotonic() - started, exemplar={"version": str(policy.version)})
         self._loaded(policy)
 
     def _loaded(self, policy: VersionOnDisk) -> None:
-        self._policy, self._policy_is_new = policy, True
+        self._policy_is_new = True
         metrics.POLICY_VERSION.set(policy.version)
         get_logger().info("weights loaded", version=policy.version, digest=policy.manifest.sha256[:12])
 
-    def _generate(
-        self, work: Work, step: StepInfo, lease: Lease, policy: VersionOnDisk, context: WorkContext
-    ) -> list[Rollout]:
-        assert self._engine is not None
+    def _lease_of(self, step: int, held: Collection[str] | None) -> Lease | None:
+        return self._agent.lease(self._state.node, step, held)
+
+    def _plan(self, step: StepInfo, lease: Lease, policy: VersionOnDisk) -> PlannedLease:
+        work = self._codec.decode(step.step)
+        context = self._context_of(work)
         if isinstance(work, TrainingStep):
             metrics.POLICY_LAG.set(work.number - policy.version)
 
         def render(task: Task, target_length: int | None) -> Sequence[int]:
             return prompt_tokens(self._tokenizer, context.environment, task, target_length, context.public.prompt)
 
+        now = time.monotonic()
+        return PlannedLease(
+            lease=lease,
+            work=work,
+            public=context.public,
+            policy=policy,
+            planned=plan_submission(work, step, lease, context.public, context.tasks, render),
+            tools=self._tools[context.environment.name],
+            given=now,
+            ends=now + lease.expires_unix - time.time(),
+            life=work.shape.lease_seconds,
+        )
+
+    def _hand_in(self, lease: RunningLease) -> None:
+        """Score, write and upload beside decoding."""
+        metrics.ROLLOUTS.inc(len(lease.given.planned))
+        metrics.CONTINUATIONS.inc(len(lease.planned) - len(lease.given.planned))
+        for completion in lease.completions[: len(lease.given.planned)]:
+            metrics.COMPLETION_TOKENS.observe(completion.sampled, exemplar={"step": str(lease.given.lease.step)})
+        self._tokens_since += lease.tokens
+        now = time.monotonic()
+        metrics.GENERATED_PER_SECOND.set(self._tokens_since / max(1e-3, now - self._since))
+        self._tokens_since, self._since = 0, now
+        self._open.add(lease)
+        self._scoring.put(lambda: self._score(lease))
+
+    def _score(self, lease: RunningLease) -> None:
+        given = lease.given
+        context = self._context_of(given.work)
         scored = ScoredOnce(context.environment)
 
         def score(task: Task, tokens: Sequence[int]) -> float | None:
             reward = scored.reward(task, completion_text(self._tokenizer, tokens, self._eos))
-            self._liveness.progress()
+            self._scoring.progress()
             return reward
 
-        planned = plan_submission(work, step, lease, context.public, context.tasks, render)
-        started = time.monotonic()
-        requests = [row.request for row in planned]
-        # What continuations may take is known from the start: each is shorter than the longest completion.
-        rounds = [requests] + ([requests * (work.shape.rows_each - 1)] if work.shape.rows_each > 1 else [])
-        with busy("generate"), Commitment(work, lease, rounds, self._engine.sequences, self._agent.step) as commitment:
-            completions = self._complete(planned, commitment, self._tools[context.environment.name])
-            continued = plan_continuations(planned, completions, context.public)
-            if continued:
-                commitment.begin_next_round([row.request for row in continued])
-                completions += self._complete(continued, commitment, None)
-        whole, planned = len(planned), planned + continued
-        tokens = sum(completion.sampled for completion in completions)
-        metrics.TOKENS.inc(tokens)
-        metrics.ROLLOUTS.inc(whole)
-        metrics.CONTINUATIONS.inc(len(continued))
-        for completion in completions[:whole]:
-            metrics.COMPLETION_TOKENS.observe(completion.sampled, exemplar={"step": str(step.step)})
-        metrics.GENERATED_PER_SECOND.set(tokens / (time.monotonic() - started))
-        with busy("score"):
-            return assemble(planned, completions, lease, context.public, policy.version, score)
+        try:
+            with busy("score"):
+                version = given.policy.version
+                rows = assemble(lease.planned, lease.completions, given.lease, given.public, version, score)
+        except Exception as error:
+            self._failed(given.lease, error, lease.tokens)
+            self._open.discard(lease)
+            return
+        self._uploading.put(lambda: self._submit(lease, rows))
 
-    def _complete(self, planned: Sequence[PlannedRow], commitment: Commitment, tools: Tools | None) -> list[Completion]:
-        engine = self._engine
-        assert engine is not None
-
-        def over() -> str | None:
-            self._liveness.progress()  # asked before every decoding step
-            if self._policy_is_new and commitment.steps:
-                get_logger().info("first token of a version", version=self._policy and self._policy.version)
-                self._policy_is_new = False
-            return commitment.over()
-
-        if tools is None:
-            return engine.generate([row.request for row in planned], over)
-        return play(planned, tools, lambda requests: engine.generate(requests, over, tools.pauses))
-
-    def _submit(self, lease: Lease, policy: VersionOnDisk, rows: Sequence[Rollout], public: PublicRun) -> None:
+    def _submit(self, lease: RunningLease, rows: Sequence[Rollout]) -> None:
         """Write the file and hand it over; a file that nobody takes is given up."""
-        path = self._tmp / f"{lease.lease}.parquet"
+        given, policy, public = lease.given.lease, lease.given.policy, lease.given.public
+        path = self._tmp / f"{given.lease}.parquet"
+        log = get_logger().bind(step=given.step, submission=given.submission, version=policy.version)
         metadata = RolloutMetadata(
             model=public.model_id,
             weights_digest=policy.manifest.sha256,
             environment_digest=public.environment_digest,
-            software_version=version("shoal"),
+            software_version=installed().version,
         )
-        groups = public.sampling.groups_per_submission
-        with busy("submit"):
-            partial = path.with_suffix(".partial")
-            partial.write_bytes(write_rollouts(rows, metadata))
-            partial.replace(path)
-            try:
+        try:
+            with busy("submit"):
+                partial = path.with_suffix(".partial")
+                partial.write_bytes(write_rollouts(rows, metadata))
+                partial.replace(path)
                 handed = LocalSubmission(
-                    lease=lease.lease, file=path.name, groups=groups, policy_version=policy.version
+                    lease=given.lease,
+                    file=path.name,
+                    groups=public.sampling.groups_per_submission,
+                    policy_version=policy.version,
                 )
                 receipt = self._agent.submit(handed)
-                metrics.SUBMISSIONS.labels(receipt.status).inc()
-            except (Refused, Unavailable) as error:
-                metrics.SUBMISSIONS.labels("refused").inc()
-                get_logger().warning("file not taken", step=lease.step, submission=lease.submission, reason=str(error))
-            finally:
-                path.unlink(missing_ok=True)
+            metrics.SUBMISSIONS.labels(receipt.status).inc()
+            self._failures = 0
+            self._agent.report(metrics.heartbeat_metrics())
+            log.info("file done", rows=len(rows), tokens=lease.tokens)
+        except (Refused, Unavailable) as error:
+            metrics.SUBMISSIONS.labels("refused").inc()
+            metrics.LOST.labels("refused").inc(lease.tokens)
+            log.warning("file not taken", reason=str(error))
+            if isinstance(error, Refused):  # an open lease would be given once more, with the rows that were refused
+                self._give_back(given, "refused")
+        except Exception as error:  # a full disk, for one
+            self._failed(given, error, lease.tokens)
+        finally:
+            for each in (path, path.with_suffix(".partial")):
+                each.unlink(missing_ok=True)
+            self._open.discard(lease)
 
     def _admitted(self) -> AgentState | None:
         state = self._agent.state()
@@ -275,14 +395,13 @@ class Worker:
         if state is not None and state.notice is not None:
             trust.take(state.notice)
 
-    def _work(self) -> tuple[StepInfo, VersionOnDisk] | None:
-        """The open step with the newest weights that it accepts, when there are both."""
-        # Which versions are here is said only where benchmarks can be served: without it no slice is offered.
-        step = self._agent.step(versions_in(self._weights)[-16:] if self._benchmarks else ())
-        if step is None:
-            return None
-        policy = self._newest(step.min_version, step.max_version)
-        return None if policy is None else (step, policy)
+    def _step(self, wish: Wish | None) -> StepInfo | None:
+        """The open step. Where benchmarks can be served the versions are named that a slice may be of: all that are here for an empty engine, else
+        the loaded one. Many nodes may be shown one slice, and none should empty its engine for it."""
+        holds: Sequence[int] = ()
+        if self._benchmarks and wish is not None:
+            holds = versions_in(self._weights)[-16:] if wish.empty else [wish.loaded.version]
+        return self._agent.step(holds, MOST_LEASES)
 
     @property
     def _waiting(self) -> dict:  # type: ignore[type-arg]

@@ -71,6 +71,8 @@ class NodeTotals:
     groups: int = 0
     tokens: int = 0
     flops: float = 0.0  # of the files that say so
+    left_out: int = 0  # rows that accepted files go without
+    looked_at: int = 0  # tokens of the rows in which such a row could be seen
     proven: bool = False  # at some time as many files were accepted as the terms of that time asked for
 
     def credit(self, probation_files: int | None = None) -> int:
@@ -82,6 +84,16 @@ class NodeTotals:
     def credited_flops(self, probation_files: int | None = None) -> float:
         """Their floating-point operations."""
         return self.flops if self.credit(probation_files) else 0.0
+
+
+@dataclass(frozen=True)
+class WithoutRows:
+    """An accepted file that goes without some rows: the entry, and its node's rows left out and tokens looked at up to it."""
+
+    number: int
+    node: str
+    rows: int
+    tokens: int
 
 
 @dataclass
@@ -99,6 +111,7 @@ class AuditReport:
     terms: list[DeclaredTerms] = field(default_factory=list)  # as entries declare them, the last ones in force
     kinds: Counter[str] = field(default_factory=Counter)
     nodes: dict[str, NodeTotals] = field(default_factory=dict)
+    without_rows: list[WithoutRows] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -283,6 +296,12 @@ class Audit:
                 totals.evicted = totals.slashed
             case Accepted() as file:
                 self._accept(file, where)
+                if file.left_out:
+                    totals = self._totals(file.node)
+                    totals.left_out += len(file.left_out)
+                    self.report.without_rows.append(
+                        WithoutRows(entry.number, file.node, totals.left_out, totals.looked_at)
+                    )
             case Rejected(node=node):
                 totals = self._totals(node)
                 totals.files_rejected += 1
@@ -300,6 +319,7 @@ class Audit:
         totals.files_accepted += 1
         totals.groups += file.groups
         totals.tokens += file.tokens
+        totals.looked_at += file.tokens if file.looked_at is None else file.looked_at
         self._prove(totals)
         if (said := file.compute) is not None:
             totals.flops += said.flops

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex
+from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex, unset
 from shoal.contracts.compute import Compute
 from shoal.contracts.roster import Roster
 from shoal.contracts.signed import Signed
@@ -180,6 +180,17 @@ class Accepted(_OfFile):
     groups: Count
     signal_groups: int | None = None
     compute: Compute | None = Field(default=None, description="None: judged before validators counted it")
+    left_out: list[Count] | None = Field(
+        default=None,
+        min_length=1,
+        exclude_if=unset,
+        description="rows that the file is accepted without, ascending: `tokens` and `compute` do not count them",
+    )
+    looked_at: Count | None = Field(
+        default=None,
+        exclude_if=unset,
+        description="tokens of the rows that validators looked at, in proportion to the rows; absent: all `tokens`",
+    )
 
     @property
     def counted_groups(self) -> int:
@@ -232,6 +243,8 @@ class MalformedFact(Contract):
     replaces: Count | None = None
     invited: InvitedNode | None = None
     compute: Compute | None = None
+    left_out: list[Count] | None = None
+    looked_at: Count | None = None
     keys: Signed[Roster] | None = None
 
     @property

@@ -45,10 +45,12 @@ is written when the node joins, so that nobody has to wait and every member's in
 
 @dataclass
 class Files:
-    """How many files of a node were judged, and how."""
+    """How many files of a node were judged, and how; of the accepted ones, tokens looked at and rows that were left out."""
 
     accepted: int = 0
     rejected: int = 0
+    looked_at: int = 0
+    left_out: int = 0
 
 
 class LedgerView:
@@ -193,7 +195,10 @@ class LedgerView:
         self.settled[node, file.file] = "accepted"
         self.accepted_in_a_row[node] += 1
         self.accepted_unix[node] = unix
-        self.files_of[node].accepted += 1
+        files = self.files_of[node]
+        files.accepted += 1
+        files.looked_at += file.tokens if file.looked_at is None else file.looked_at
+        files.left_out += len(file.left_out or ())
         self.files_accepted += 1
         self.tokens_accepted += file.tokens
 

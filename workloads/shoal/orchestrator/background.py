@@ -23,6 +23,7 @@ from shoal.orchestrator.verdicts.verdicts import expire, over
 from shoal.orchestrator.work import handout, leases
 from shoal.orchestrator.work.open_work import closed, known, openable_steps
 from shoal.orchestrator.work.sealing import seal_if_full
+from shoal.storage import StoreUnavailable
 from shoal.telemetry import Liveness, get_logger
 from shoal.transport import SignedClient
 
@@ -51,8 +52,7 @@ class Background:
         self._rebuild = threading.Event()
         self._rebuild.set()
         self._soon = threading.Event()
-        self._read_once = threading.Event()  # this process has read the run's state
-        self._knows = threading.Event()  # and Redis still has it
+        self._knows = threading.Event()  # this process has read the run's state, and Redis still has it
         self.liveness = Liveness(LIVENESS_SECONDS)
         self._threads = [
             threading.Thread(target=self._rebuilding, name="rebuilding", daemon=True),
@@ -84,7 +84,7 @@ class Background:
 
     def _look(self) -> None:
         """Whether there is something to keep."""
-        if self._read_once.is_set() and recovery.is_built(self._state):
+        if recovery.is_built(self._state):
             self._knows.set()
         else:
             self._knows.clear()
@@ -110,7 +110,7 @@ class Background:
                     attempt("report", lambda: report(self._state))
                     attempt("collect old objects", self._old_objects.turn)
                 if rounds % CATCH_UP_ROUNDS == 0:
-                    attempt("read the ledger", self._state.ledger.catch_up)
+                    attempt("read the ledger", lambda: catch_up(self._state))
                     attempt("keep the terms", self._state.terms.keep)
                     attempt("tell of changed keys", lambda: key_changes.publish(self._state))
                     attempt("report nodes", lambda: report_details(self._state))
@@ -130,7 +130,6 @@ class Background:
         except BaseException:
             self._rebuild.set()
             raise
-        self._read_once.set()
 
     def _seal(self) -> None:
         for step in openable_steps(self._state):
@@ -156,6 +155,18 @@ class Background:
                 )
             return False
         return True
+
+
+def catch_up(state: RunState) -> None:
+    """Read what others wrote into the ledger. Each five seconds this asks the store, so it also notes since when that is away."""
+    began = state.clock()
+    try:
+        state.ledger.catch_up()
+    except StoreUnavailable:
+        if state.store_away_since is None:
+            state.store_away_since = began
+        raise
+    state.store_away_since = None
 
 
 def settle_late(state: RunState) -> None:

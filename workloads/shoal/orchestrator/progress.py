@@ -54,6 +54,7 @@ def run_progress(state: RunState) -> RunProgress:
         islands=state.trainer.islands if state.trainer is not None else None,
         commits=_commits(state),
         version_bytes=state.version_bytes,
+        store_away_since=state.store_away_since,
         complete=complete(state),
     )
 

@@ -42,8 +42,8 @@ BUILT = "built"
 
 
 def is_built(state: RunState) -> bool:
-    """Whether Redis still has what `rebuild` put there."""
-    return bool(state.redis.exists(f"{state.prefix}:{BUILT}"))
+    """Whether this process has read the run's state once, and Redis still has what `rebuild` put there."""
+    return state.is_read and bool(state.redis.exists(f"{state.prefix}:{BUILT}"))
 
 
 def rebuild(state: RunState) -> None:
@@ -75,6 +75,7 @@ def rebuild(state: RunState) -> None:
     _restore_version_bytes(state)
     _restore_answers(state)
     state.redis.set(f"{state.prefix}:{BUILT}", "1")
+    state.is_read = True
     get_logger().info(
         "rebuilt the state from the store",
         ledger_entries=state.view.next_number,

@@ -67,6 +67,7 @@ class RunState:
         self.trainer: TrainerProgress | None = None
         self.last_step: StepMetrics | None = None
         self.version_bytes: int | None = None  # of the newest version in full
+        self.store_away_since: float | None = None
         self.files_expired = 0
         self.accepted_files: dict[tuple[str, str], AcceptedFile] = {}  # (node, file), of steps that are not sealed
         self.answers = AnswerWindow()
@@ -74,6 +75,7 @@ class RunState:
         self.evaluation_problems: set[tuple[int, str]] = set()  # what cannot be written, and was said once
         self.best_written: BestVersion | None = None
         self.published_keys = b""
+        self.is_read = False  # by this process; what Redis says of it may be of the process before
 
     @property
     def roster(self) -> Roster:
@@ -91,6 +93,14 @@ class RunState:
                 "the prepare job is still making the run's base model and tasks",
                 retry_after_seconds=2,
             ) from error
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the base model's proofs are calibrated; True until prepare has ended, which judges the pools of its own start."""
+        try:
+            return self.prepared.proof_profile is not None
+        except Refusal:
+            return True
 
     @cached_property
     def schedule(self) -> Schedule:

@@ -59,10 +59,12 @@ def disks(
     delta_ratio: float = math.inf,
     rollouts: float = 0.0,
     judged_bytes: float = math.inf,
+    matrices: int | None = None,
 ) -> list[Disk]:
     """Every volume of a run, for versions of `version` bytes in full.
 
-    `rollouts`: bytes of submitted files in the whole run. `judged_bytes`: of weights, that a validator's memory has room for.
+    `rollouts`: bytes of submitted files in the whole run. `judged_bytes`: of weights, that a validator's memory has room for. `matrices`: parameters
+    that Muon updates where the run has it; None: all, which is the least that a state can have.
     """
     held = held_bytes(version, run.held_versions)
     least_held = held_bytes(version, min(run.held_versions, run.steps + 1))
@@ -93,16 +95,16 @@ def disks(
             "a version that is written, one that waits, the base of the next delta",
         ),
     ]  # fmt: skip
-    state = state_bytes(parameters, run.method)
+    state = run.state(parameters, matrices)
     judged = int(max(1, min(run.judged_versions, judged_bytes // version)))
     found += [
         Disk(
-            "trainer's temporary files", "trainer.podTemplate", None, state // run.trainer_pods, 0,
-            "a pod's part of a training state, on its way to the store", enforced=False,
+            "trainer's temporary files", "trainer.temporaryVolume", run.trainer_temporary, version, 0,
+            "a published version, which a restart reads where the newest state is older",
         ),
         Disk(
-            "validator's temporary files", "validator.podTemplate", None, (judged + 1) * version, 0,
-            f"versions in memory, {judged} at most, and one that is fetched", enforced=False,
+            "validator's temporary files", "validator.temporaryVolume", run.validator_temporary, (judged + 1) * version, 0,
+            f"versions in memory, {judged} at most, and one that is fetched",
         ),
         Disk(
             "store", "storage.folderSize", run.store,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal.planner.lengths import SPREAD
-from shoal.planner.memory import Method
+from shoal.planner.memory import NOTHING_ON_HOST, Method, OnHost, state_bytes
 from shoal.planner.model_shape import ModelShape
 from shoal.planner.rates import CPU, Gpu
 
@@ -62,6 +62,8 @@ class RunFacts:
     recomputes: bool | None
     """Activations are computed again; None: by the model's size."""
     kept_states: int
+    state_every: int | None
+    """Versions from a saved state to the next; None: by the model's size."""
     trainer_pods: int
     trainer_ranks: int
     trainer_gpus: int
@@ -87,6 +89,18 @@ class RunFacts:
     proof_share: float
     proof_floor: int
     pools: tuple[PoolFacts, ...]
+    on_host: OnHost = NOTHING_ON_HOST
+    sharing: int = 1
+    """Trainer's ranks that compute each pack together."""
+    muon: bool = False
+    """Muon updates the matrices of the layers."""
+    reward_model: bool = False
+    """PRIME's reward model is trained beside the policy."""
+    islands: bool = False
+    """The trainer is one of several islands."""
+    trainer_temporary: int | None = None
+    validator_temporary: int | None = None
+    """Bytes of a pod's claim for temporary files; None: they are on the node's disk."""
 
     @property
     def rows(self) -> int:
@@ -97,6 +111,16 @@ class RunFacts:
     def file_rows(self) -> int:
         """Rows of one submitted file."""
         return self.groups_per_file * self.group_size * self.rows_each
+
+    def state(self, parameters: int, matrices: int | None = None) -> int:
+        """Bytes of a training state for a model of `parameters`, `matrices` of them in those of its layers; None: not known, all."""
+        by_muon = (parameters if matrices is None else matrices) if self.muon else 0
+        return state_bytes(parameters, self.method, by_muon, reward_model=self.reward_model, islands=self.islands)
+
+    @property
+    def sampled_share(self) -> float:
+        """Of an answer, that a row of a file samples on average: a continuation goes on from a cut in equal parts, so half (`contracts.vine`)."""
+        return (1 + (self.rows_each - 1) / 2) / self.rows_each
 
     @property
     def held_versions(self) -> int:

@@ -10,12 +10,13 @@ from typing import Literal
 from shoal.planner.disks import Disk, disks
 from shoal.planner.facts import RunFacts, Surroundings
 from shoal.planner.memory import JUDGED_SHARE, USABLE, MemoryPart, total
+from shoal.planner.model_shape import shares_heads
 from shoal.planner.rates import Gpu
 
 MOST_SHARDS = 99_999
 """Of one version (broadcast/cut.py)."""
 
-Reason = Literal["VolumeTooSmall", "MemoryTooSmall", "TooManyShards", "BroadcastTooSlow"]
+Reason = Literal["VolumeTooSmall", "MemoryTooSmall", "TooManyShards", "BroadcastTooSlow", "HeadsNotShared"]
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,11 @@ def _weights(run: RunFacts, version: int, parameters: int) -> list[Misfit]:
     found += _judged_weights(run, version)
     ranks = run.trainer_pods * run.trainer_ranks
     if run.trainer_gpu is not None and run.trainer_gpus and run.method == "Full":
-        # Weights, gradients and two moments, float32; the reference model comes on top, where there is one.
-        needed = 16 * parameters
+        # Weights, gradients and one or two moments, float32, where these are on the GPU; the reference model and activations come on top.
+        # Of PRIME's two models one has gradients at a time; the reward model is AdamW's.
+        moments = 0 if run.on_host.optimizer else 4 if run.muon else 8
+        beside = run.reward_model * (4 if run.on_host.optimizer else 12)
+        needed = (4 + moments + beside + 4) * parameters
         if needed > ranks * run.trainer_gpu.nbytes:
             holds = "weights and what is trained of them"
             found.append(_memory("trainer", "the trainer", holds, needed, ranks, run.trainer_gpu))
@@ -166,8 +170,26 @@ def likely(
                     "MemoryTooSmall",
                     field,
                     f"{who} needs {gigabytes(needed)} on each of its GPUs, of which {gigabytes(room)} of {gpu.name} are usable",
-                    f"the largest part is {gigabytes(largest.nbytes)} for {largest.cause}; give it more GPUs or larger ones",
+                    f"the largest part is {gigabytes(largest.nbytes)} for {largest.cause}; give it more GPUs or larger ones"
+                    + (", or set trainer.settings.offload" if field == "trainer" else "")
+                    + (" or contextParallel" if field == "trainer" and gpus > 1 else ""),
                     certain=False,
                 )
             )
-    return [*sure, *more]
+    return [*sure, *more, *_undividable(run, around)]
+
+
+def _undividable(run: RunFacts, around: Surroundings) -> list[Misfit]:
+    """Heads that the trainer's ranks cannot share (training/context_parallel.py): its trainer ends when it loads the model."""
+    if around.model.heads is None or shares_heads(*around.model.heads, run.sharing):
+        return []
+    queries, keys = around.model.heads
+    allowed = ", ".join(str(size) for size in range(1, queries + 1) if shares_heads(queries, keys, size))
+    return [
+        Misfit(
+            "HeadsNotShared",
+            "trainer.settings.contextParallel",
+            f"{run.sharing} ranks cannot share {queries} query and {keys} key heads",
+            f"set one of {allowed}",
+        )
+    ]

@@ -21,6 +21,14 @@ RECOMPUTE_FROM_PARAMETERS = 50_000_000
 """From here on the trainer computes activations again (training/model.py)."""
 TILE_BYTES = 4 * 4 * (1 << 24)
 """Logits of one tile in float32, with what is made of them (training/logprobs.py)."""
+ACCELERATOR_TILE_BYTES = 4 * (5 << 26)
+"""The same on an accelerator, alone (training/logprobs.py)."""
+TILE_COPIES = 3
+"""Of a tile on an accelerator, at once: logits, their exponentials, a product (on a CPU these are blocks of it, and `TILE_BYTES` counts them)."""
+KEPT_BYTES = 2.5
+"""Of each value that a layer's backward pass reads, in bfloat16: norms keep theirs in float32 too."""
+TEMPORARY_BYTES = 0.85
+"""Of each such value, in bfloat16: gradients of activations while a layer's backward pass runs, at their peak."""
 LORA_SHARE = 0.01
 """Share of a dense model's parameters that adapters of rank 16 on all linear layers have at most: 0.9 % of 1.7B, 0.4 % of 32B."""
 
@@ -43,14 +51,35 @@ def trained_parameters(parameters: int, method: Method) -> int:
     return parameters if method.startswith("Full") else round(LORA_SHARE * parameters)
 
 
-def state_bytes(parameters: int, method: Method) -> int:
-    """A training state: what is trained and AdamW's two moments, float32."""
-    return 12 * trained_parameters(parameters, method)
+def state_bytes(
+    parameters: int, method: Method, by_muon: int = 0, *, reward_model: bool = False, islands: bool = False
+) -> int:
+    """A training state: what is trained and AdamW's two moments, float32; of the parameters that Muon updates one. With PRIME of two models. Islands
+    add what they share, weights and outer momentum (islands/shared.py)."""
+    trained = trained_parameters(parameters, method)
+    return (12 * (1 + reward_model) + 8 * islands) * trained - 4 * by_muon
+
+
+def state_every(asked: int | None, trained: int) -> int:
+    """Versions from one saved training state to the next, as `contracts.recipe.state_every`."""
+    return asked or (1 if trained <= 2_000_000_000 else 10)
 
 
 def recomputes(shape: ModelShape) -> bool:
     """Whether the trainer computes activations again where its settings say nothing."""
     return shape.parameters >= RECOMPUTE_FROM_PARAMETERS
+
+
+@dataclass(frozen=True)
+class OnHost:
+    """What a trainer's ranks keep in their pods' host memory (`trainer.settings.offload`)."""
+
+    reference: bool = False
+    optimizer: bool = False
+    activations: bool = False
+
+
+NOTHING_ON_HOST = OnHost()
 
 
 def trainer_rank(
@@ -62,34 +91,88 @@ def trainer_rank(
     cpu: bool = False,
     again: bool | None = None,
     reference: bool = True,
+    on_host: OnHost = NOTHING_ON_HOST,
+    sharing: int = 1,
+    muon: bool = False,
+    reward_model: bool = False,
 ) -> list[MemoryPart]:
-    """Memory of one of `ranks` trainer processes, with micro-batches of `tokens` tokens.
+    """Memory of one of `ranks` trainer processes at the peak of a step, with micro-batches of `tokens` tokens that `sharing` ranks share.
 
-    Weights, gradients and AdamW's two moments are float32 and sharded (FSDP2, arXiv:2304.11277); the KL penalty's reference model is another float32
-    copy, sharded too (training/model.py). One layer at a time, and embedding with head all the time, are whole in the type of the forward pass.
-    On a CPU that is float32, and one process shards nothing. `again`: activations are computed again; None: by the model's size. Without a KL
-    penalty there is no `reference`.
+    Weights, gradients and AdamW's two moments, or Muon's one, are float32 and sharded (FSDP2, arXiv:2304.11277); the KL penalty's reference model
+    has the type of the forward pass, and is sharded too (training/model.py). A layer is whole in that type while it computes, and so is the next
+    on its way. Embedding and head are whole all the time. On a CPU that type is float32, and one process shards nothing. `again`: activations are
+    computed again; None: by the model's size. Without a KL penalty there is no `reference`. `muon`: it updates the layers' matrices. PRIME's
+    `reward_model` is a second policy with moments of its own; the two learn one after the other, so gradients and activations are there once. While
+    it learns, the policy's embedding and head are still whole after its pass for the old log-probabilities.
+
+    The peak is the largest of five moments: the head's loss; the backward pass of the last layer, when all layers' inputs are still there; that of
+    the first, when nearly all gradients are; the sum of the gradients of embedding and head; the update. tests/planner/test_rank_memory.py holds it
+    to torch's FSDP2 memory tracker, within a tenth. A part is 0 where it is not there at that moment.
     """
-    width = 4 if cpu else 2
-    trained = trained_parameters(shape.parameters, method)
+    width, tokens = 4 if cpu else 2, -(-tokens // sharing)
     held = 0 if method.endswith("offloaded") else 1
-    gathered = 0 if cpu and ranks == 1 else width * (shape.ends + 2 * shape.layer_parameters)
+    whole = not (cpu and ranks == 1)
+    trained = trained_parameters(shape.parameters, method)
+    full = method.startswith("Full")
     recomputed = recomputes(shape) if again is None else again
-    kept = shape.layers * shape.hidden_size + shape.layer_values if recomputed else shape.layers * shape.layer_values
+    inputs = width * shape.hidden_size * tokens
+    layer = round((4 if cpu else KEPT_BYTES) * shape.layer_values) * tokens
+    layers_kept = layer if recomputed else shape.layers * layer
+    of_layer, of_all = 4 * round(trained * shape.layer_parameters / shape.parameters) // ranks, 4 * trained // ranks
+    gathered = whole * width * (shape.ends + 2 * shape.layer_parameters)
+    states = 2 * inputs
+    tile = min(TILE_BYTES if cpu else ACCELERATOR_TILE_BYTES, 4 * shape.vocabulary * tokens)
+    head = full * 4 * shape.embedding
+    backward = layers_kept + round(TEMPORARY_BYTES * width / 2 * shape.layer_values) * tokens
+    sent = full * whole * (width + 4) * shape.layer_parameters
+    ends_sent = full * whole * (width + 4) * shape.ends
+    head_sent = full * whole * width * shape.embedding
+    all_inputs = (1 if on_host.activations else shape.layers) * inputs * recomputed
+    largest = 4 * max(shape.embedding, shape.layer_parameters // 3) // ranks
+    # Beside its momentum, a rank that updates one matrix has it whole as it is sent, as it came, and before and after a round.
+    matrix = 4 * width * (shape.layer_parameters // 3) if muon else 0
+    by_muon = shape.matrices if muon else 0
+    ends = whole * width * shape.ends
+    scored = states + (0 if recomputed else layers_kept)
+    first = max(0, shape.layers - 2) * of_layer, recomputed * inputs, backward if recomputed else layer
+    # By moment: gradients, what is gathered, layers' inputs, what a layer keeps and makes, the head's tile, communication, moments of the update.
+    moments: tuple[tuple[int, ...], ...] = (
+        (0, ends, all_inputs, scored, TILE_COPIES * tile + 2 * head, 0, 0),
+        (of_layer, gathered, all_inputs, backward, 0, sent + head_sent, 0),
+        (first[0], gathered, first[1], first[2], 0, sent + head_sent, 0),
+        (of_all, ends, 0, 0, 0, ends_sent, 0),
+        (of_all, ends, 0, 0, 0, 0, max(matrix, on_host.optimizer * 2 * largest)),
+    )
+    gradients, gathered, kept, computed, tiles, communication, update = (
+        round(each) for each in max(moments, key=lambda found: held * found[0] + sum(found[1:]))
+    )
     return [
         MemoryPart("weights, float32", held * 4 * shape.parameters // ranks),
-        MemoryPart("gradients, float32", held * 4 * trained // ranks),
-        MemoryPart("AdamW's moments, float32", held * 8 * trained // ranks),
-        MemoryPart("reference model of the KL penalty, float32", reference * held * 4 * shape.parameters // ranks),
+        MemoryPart("gradients, float32", held * gradients),
+        MemoryPart(
+            "AdamW's and Muon's moments, float32" if muon else "AdamW's moments, float32",
+            0 if on_host.optimizer else held * (8 * trained - 4 * by_muon) // ranks,
+        ),
+        MemoryPart(
+            "reference model of the KL penalty",
+            0 if on_host.reference or not reference else held * width * shape.parameters // ranks,
+        ),
+        MemoryPart(
+            "PRIME's reward model, its moments, the policy's whole embedding and head",
+            reward_model * (held * (4 * shape.parameters + (not on_host.optimizer) * 8 * trained) // ranks + ends),
+        ),
         MemoryPart("gathered layers, embedding and head", gathered),
-        MemoryPart(f"activations of {tokens} tokens", width * kept * tokens),
-        MemoryPart("tiles of logits", TILE_BYTES),
+        MemoryPart(f"layers' inputs, {tokens} tokens", kept),
+        MemoryPart(f"activations of {'a layer' if recomputed else 'all layers'}, {tokens} tokens", computed),
+        MemoryPart("tiles of logits and the head's gradient", tiles),
+        MemoryPart("gradients on their way between ranks", communication),
+        MemoryPart("whole matrices of an update" if muon else "moments on their way from host memory", update),
     ]
 
 
 def offloaded(shape: ModelShape) -> int:
     """Host memory of all ranks together where weights, reference and adapters are offloaded."""
-    return 8 * shape.parameters + round(16 * LORA_SHARE * shape.parameters)
+    return 6 * shape.parameters + round(16 * LORA_SHARE * shape.parameters)
 
 
 def engine(shape: ModelShape, gpus: int, sequences: int, tokens: int, *, cpu: bool = False) -> list[MemoryPart]:

@@ -34,6 +34,8 @@ class ModelShape:
     """Activations of one token in one layer that its backward pass reads."""
     longest: int | None = None
     """Positions that the model was made for; None where nobody says."""
+    heads: tuple[int, int] | None = None
+    """Heads of queries and of keys; None where widths were guessed."""
     exact: bool = True
     """False where widths were guessed from a number of parameters."""
 
@@ -51,6 +53,16 @@ class ModelShape:
     def layer_parameters(self) -> int:
         """Parameters of one layer."""
         return max(1, (self.parameters - self.ends) // self.layers)
+
+    @property
+    def matrices(self) -> int:
+        """Parameters of the layers' matrices; norms and biases, a few ten-thousandths, are counted too."""
+        return self.layers * self.layer_parameters
+
+
+def shares_heads(queries: int, keys: int, ranks: int) -> bool:
+    """Whether attention can be shared by heads: equal numbers of query heads, and of key heads or copies of them."""
+    return queries % ranks == 0 and (keys % ranks == 0 or ranks % keys == 0)
 
 
 def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
@@ -91,6 +103,7 @@ def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
         key_values=2 * keys,
         layer_values=6 * hidden + 2 * queries + 2 * keys + 4 * read,
         longest=longest if isinstance(longest, int) and longest > 0 else None,
+        heads=(heads, shared),
     )
 
 

@@ -13,7 +13,7 @@ from shoal.planner.disks import Disk, disks
 from shoal.planner.facts import MBIT, RunFacts, Surroundings
 from shoal.planner.findings import Misfit, likely
 from shoal.planner.memory import JUDGED_SHARE, USABLE, MemoryPart, engine, total, trainer_rank, validator
-from shoal.planner.rates import Gpu
+from shoal.planner.rates import SLOT_OCCUPANCY, Gpu
 from shoal.planner.step_parts import (
     broadcast_seconds,
     delta_bytes,
@@ -121,6 +121,9 @@ class Plan:
     tokens_a_step: float
     forward_units: float
     parts: tuple[StepPart, ...]
+    slot_occupancy: float
+    """Share of `shoal_worker_slot_seconds_total` that rows will have; `engine_idle_share`: of the time, `shoal_worker_engine_idle_seconds_total`."""
+    engine_idle_share: float
     bottleneck: Bottleneck
     counts: tuple[Counts, ...]
     links: tuple[Link, ...]
@@ -143,7 +146,7 @@ def plan(run: RunFacts, around: Surroundings) -> Plan:
         ("upload", "workers"): upload,
         ("verify", "validators"): verify_seconds(run, around),
         ("train", "trainer"): train_seconds(run, around),
-        ("save state", "handover"): save_seconds(run, around),
+        ("save state", "saving"): save_seconds(run, around),
         ("publish", "handover"): publish_seconds(run, around),
         ("broadcast", "relays"): broadcast_seconds(run, around),
     }
@@ -151,7 +154,7 @@ def plan(run: RunFacts, around: Surroundings) -> Plan:
     for (_, stage), each in seconds.items():
         stages[stage] = stages.get(stage, 0.0) + each
     # The last file of a step is judged alone; a file cannot come sooner than one lease takes.
-    shortest = min((each.seconds for each in leases(run, around)), default=math.inf)
+    shortest = min((each.latency for each in leases(run, around)), default=math.inf)
     rollouts = max(stages["workers"], shortest)
     loop = rollouts + file_check_seconds(run, around) + stages["trainer"] + stages["handover"] + stages["relays"]
     slowest = max(stages.values())
@@ -161,6 +164,7 @@ def plan(run: RunFacts, around: Surroundings) -> Plan:
         StepPart(name, stage, each, 1 - each / step if finite else (0.0 if math.isinf(each) else 1.0))
         for (name, stage), each in seconds.items()
     )
+    idle = next(part.idle_share for part in parts if part.name == "generate")
     memory = _memory(run, around)
     volumes = disks(
         run,
@@ -169,6 +173,7 @@ def plan(run: RunFacts, around: Surroundings) -> Plan:
         around.delta_ratio,
         run.steps * files_a_step(run, around) * file_bytes(run, around),
         _judged_bytes(run, around),
+        around.model.matrices,
     )
     return Plan(
         run=run.name,
@@ -182,6 +187,8 @@ def plan(run: RunFacts, around: Surroundings) -> Plan:
         tokens_a_step=float(run.rows * lengths(around, run).mean),
         forward_units=forward_units(run, around),
         parts=parts,
+        slot_occupancy=SLOT_OCCUPANCY * (1 - idle),
+        engine_idle_share=idle,
         bottleneck=_bottleneck(run, around, parts, stages, loop, step),
         counts=_counts(run, around, stages),
         links=_links(run, around, step),
@@ -242,7 +249,7 @@ def _change(name: str, run: RunFacts, around: Surroundings, factor: float) -> st
             return "give the relayServer replicas"
         return f"{BROADCAST_CHANGES[slowest_link(run, around)]}{by}"
     if name == "save state":
-        return f"a faster line to the object store{by}"
+        return f"a faster line to the object store{by}, or a larger trainer.settings.stateEvery"
     return (
         f"a trainer with more cores and a faster line to the store{by}: one process gathers, writes and cuts a version"
     )
@@ -296,6 +303,10 @@ def _memory(run: RunFacts, around: Surroundings) -> dict[str, tuple[str, list[Me
                 cpu=on_cpu,
                 again=run.recomputes,
                 reference=run.reference,
+                on_host=run.on_host,
+                sharing=run.sharing,
+                muon=run.muon,
+                reward_model=run.reward_model,
             ),
             run.trainer_gpus,
             around.device(run.trainer_gpus, run.trainer_gpu),

@@ -60,6 +60,8 @@ CUT_BYTES_A_SECOND = 0.538e9
 """Of a version, cut and encoded by the publisher (results/broadcast.json, delta_encode_gbps)."""
 APPLY_BYTES_A_SECOND = 0.72e9
 """Of a version, put together from a delta by a node (results/broadcast.json, delta_decode_gbps)."""
+SLOT_OCCUPANCY = 0.9
+"""Of an engine's places while it has leases, swaps and their emptying included (results/workers.json, run_64_slots)."""
 SWAP_SECONDS = 0.36
 """To take up a version that is there (results/inference.json, swap_seconds)."""
 DELTA_RATIO_SMALL_RATE = 30.0

@@ -1,8 +1,8 @@
 """How long each part of a step takes, alone: generate, upload, verify, train, save state, publish, broadcast. Closed form, pure.
 
-A worker serves one lease after the other, so that its file waits for its longest row. Decoding reads all weights once an iteration and the cache of
-every running sequence; prefill, checks and training compute. The formulas are beside the code that they describe; ADR 0079 has what they leave out.
-Called by `plan`.
+A worker fills its engine with rows of several leases and uploads beside it, so that only a lease's own time has its longest row. Decoding reads all
+weights once an iteration and the cache of every running sequence; prefill, checks and training compute. The formulas are beside the code that they
+describe; ADR 0079 has what they leave out. Called by `plan`.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from shoal.planner.facts import MBIT, WIDTH, PoolFacts, RunFacts, Surroundings
 from shoal.planner.lengths import CompletionLengths
-from shoal.planner.memory import recomputes, state_bytes
+from shoal.planner.memory import recomputes, state_every, trained_parameters
 from shoal.planner.rates import (
     APPLY_BYTES_A_SECOND,
     CHECK_SECONDS_A_TOKEN,
@@ -20,6 +20,7 @@ from shoal.planner.rates import (
     EXPORT_BYTES_A_SECOND,
     FILE_BYTES_A_TOKEN,
     PROOF_SECONDS_A_TOKEN,
+    SLOT_OCCUPANCY,
     SWAP_SECONDS,
     TRAINING_SHARE,
 )
@@ -38,18 +39,25 @@ class LeaseTime:
     prefill: float
     decode: float
     upload: float
+    alone: float
+    """Decoding of one lease from its first row to its longest."""
     slots: int
     """Sequences that run at once, of the file's rows."""
 
     @property
     def seconds(self) -> float:
-        """From lease to lease."""
-        return self.prefill + self.decode + self.upload
+        """From lease to lease, in the long run."""
+        return max(self.prefill + self.decode, self.upload)
+
+    @property
+    def latency(self) -> float:
+        """From a lease until its file is there."""
+        return self.prefill + self.alone + self.upload
 
     @property
     def waiting_share(self) -> float:
-        """Of the time, in which the engine does nothing because the file travels."""
-        return self.upload / self.seconds
+        """Of the time, in which the engine does nothing because files take longer to travel than to generate."""
+        return 1 - (self.prefill + self.decode) / self.seconds
 
 
 def lengths(around: Surroundings, run: RunFacts) -> CompletionLengths:
@@ -71,13 +79,14 @@ def lease(run: RunFacts, around: Surroundings, pool: PoolFacts, *, stranger: boo
     """One lease. Strangers upload through `uplink_mbit`, pods through the store's line, which all of them share in `rollout_seconds`."""
     device, devices = around.device(pool.gpus, pool.gpu), max(1, pool.gpus)
     each, rows = lengths(around, run), run.file_rows
-    tokens, position = rows * each.mean, around.prompt_tokens + each.mean_position
+    tokens, position = rows * run.sampled_share * each.mean, around.prompt_tokens + each.mean_position
+    prefilled = around.prompt_tokens + (1 - run.sampled_share) * each.mean
     weights = WIDTH * around.model.parameters
     one = WIDTH * around.model.layers * around.model.key_values
     room = devices * device.nbytes * pool.memory_share - weights
     slots = max(LEAST_SLOTS, min(rows, pool.max_sequences or ENGINE_SEQUENCES, int(room / (one * position))))
-    iterations = max(each.longest_of(rows), tokens / slots)
-    read = iterations * weights + tokens * position * one
+    full = tokens / slots / SLOT_OCCUPANCY
+    cache = tokens * position * one
     flops = 2.0 * around.model.parameters + attention_flops(around, position)
     computing = devices * device.flops * TRAINING_SHARE
     bandwidth = devices * device.bandwidth * DECODE_SHARE
@@ -85,8 +94,9 @@ def lease(run: RunFacts, around: Surroundings, pool: PoolFacts, *, stranger: boo
     return LeaseTime(
         pool=pool.name,
         workers=around.strangers.get(pool.name, 0) if stranger else pool.replicas,
-        prefill=rows * around.prompt_tokens * 2.0 * around.model.parameters / computing,
-        decode=max(read / bandwidth, tokens * flops / computing),
+        prefill=rows * prefilled * 2.0 * around.model.parameters / computing,
+        decode=max((full * weights + cache) / bandwidth, tokens * flops / computing),
+        alone=max((max(each.longest_of(rows), full) * weights + cache) / bandwidth, tokens * flops / computing),
         upload=file_bytes(run, around) / (uplink * MBIT),
         slots=slots,
     )
@@ -103,7 +113,7 @@ def leases(run: RunFacts, around: Surroundings) -> list[LeaseTime]:
 
 def file_bytes(run: RunFacts, around: Surroundings) -> float:
     """Of one submitted file."""
-    return run.file_rows * lengths(around, run).mean * FILE_BYTES_A_TOKEN
+    return run.file_rows * run.sampled_share * lengths(around, run).mean * FILE_BYTES_A_TOKEN
 
 
 def files_a_step(run: RunFacts, around: Surroundings) -> float:
@@ -143,10 +153,14 @@ def verify_seconds(run: RunFacts, around: Surroundings) -> float:
 
 
 def forward_units(run: RunFacts, around: Surroundings) -> float:
-    """Forward passes that a trained token costs: forward, backward (two), recomputation; log-probabilities of others where they are asked for."""
+    """Forward passes that a trained token costs: forward, backward (two), recomputation; log-probabilities of others where they are asked for.
+
+    PRIME's reward model is asked for rewards, and learns as the policy does.
+    """
     backward = 2 if run.method.startswith("Full") else 1
     again = recomputes(around.model) if run.recomputes is None else run.recomputes
-    return 1 + backward + again + run.reference + run.old_share + run.behaviour
+    update = 1 + backward + again
+    return update + run.reference + run.old_share + run.behaviour + run.reward_model * (1 + update)
 
 
 def train_seconds(run: RunFacts, around: Surroundings) -> float:
@@ -161,8 +175,11 @@ def train_seconds(run: RunFacts, around: Surroundings) -> float:
 
 
 def save_seconds(run: RunFacts, around: Surroundings) -> float:
-    """The state of every step goes to the store before its version is announced."""
-    return state_bytes(around.model.parameters, run.method) / (around.store_mbit * MBIT)
+    """A step's share of the states that go to the store, behind versions and beside the next steps; with adapters each one's, and before it."""
+    asked = 1 if run.method == "LoRA" else run.state_every
+    trained = trained_parameters(around.model.parameters, run.method)
+    saved = run.state(around.model.parameters, around.model.matrices) / (around.store_mbit * MBIT)
+    return saved / state_every(asked, trained)
 
 
 def delta_bytes(run: RunFacts, around: Surroundings) -> float:
@@ -176,9 +193,9 @@ def mean_version_bytes(run: RunFacts, around: Surroundings) -> float:
 
 
 def publish_seconds(run: RunFacts, around: Surroundings) -> float:
-    """Gathering and writing a version, cutting it, and putting it into the store."""
+    """Gathering and writing a version, cutting it, and putting it into the store: beside each other, so the slowest counts."""
     stored = mean_version_bytes(run, around) / (around.store_mbit * MBIT)
-    return around.version / EXPORT_BYTES_A_SECOND + around.version / CUT_BYTES_A_SECOND + stored
+    return max(around.version / EXPORT_BYTES_A_SECOND, around.version / CUT_BYTES_A_SECOND, stored)
 
 
 def nodes(run: RunFacts, around: Surroundings) -> int:

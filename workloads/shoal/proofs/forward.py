@@ -5,7 +5,7 @@ from. Called by `calibration`, which compares the two. A serving engine's kernel
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,10 @@ from shoal.toploc.top_points import Float32
 
 PREFILL_TOKENS = 32_768
 """Of one pass over several sequences, at most: activations and keys of more do not fit beside a large model."""
+
+
+Draw = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""Takes logits float32 [rows, vocabulary], the tokens that were just read [rows, read] and the step's number from 0; gives tokens int64 [rows]."""
 
 
 @dataclass(frozen=True)
@@ -36,31 +40,32 @@ def decode(
     """
     device = next(model.parameters()).device
     generator = torch.Generator(device=device).manual_seed(seed)
+
+    def draw(logits: torch.Tensor, read: torch.Tensor, step: int) -> torch.Tensor:
+        chances = torch.softmax(logits / temperature, dim=-1).to(device)  # a placed model ends on another device
+        return torch.multinomial(chances, 1, generator=generator)[:, 0]
+
     by_length: dict[int, list[list[int]]] = defaultdict(list)
     for prompt in prompts:
         by_length[len(prompt)].append(list(prompt))  # prompts of one length need no padding
     for length, group in by_length.items():
         rows = max(1, min(batch, PREFILL_TOKENS // max(1, length)))
         for start in range(0, len(group), rows):
-            yield _decode_batch(model, group[start : start + rows], max_tokens, generator, temperature)
+            yield decode_batch(model, group[start : start + rows], max_tokens, draw)
 
 
 @torch.inference_mode()
-def _decode_batch(
-    model: Any, prompts: list[list[int]], max_tokens: int, generator: torch.Generator, temperature: float
-) -> list[Decoded]:
-    tokens = torch.tensor(prompts, device=generator.device)
-    ends = torch.tensor(_ends(model), device=generator.device)
+def decode_batch(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int, draw: Draw) -> list[Decoded]:
+    """Completions of prompts of one length, all together, in their order."""
+    device = next(model.parameters()).device
+    tokens = torch.tensor(prompts, device=device)
+    ends = torch.tensor(_ends(model), device=device)
     cache = DynamicCache(config=model.config)
-    ended = torch.zeros(len(prompts), dtype=torch.bool, device=generator.device)
+    ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     drawn, states = [], []
-    for _ in range(max_tokens):
+    for step in range(max_tokens):
         last = model.model(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
-        logits = model.lm_head(last).float()
-        chances = torch.softmax(logits / temperature, dim=-1).to(
-            generator.device
-        )  # a placed model ends on another device
-        tokens = torch.multinomial(chances, 1, generator=generator)
+        tokens = draw(model.lm_head(last).float(), tokens, step)[:, None]
         drawn.append(tokens)
         states.append(last.float().cpu())
         ended |= torch.isin(tokens[:, 0], ends)
@@ -70,7 +75,7 @@ def _decode_batch(
     decoded = []
     for prompt, completion, row in zip(prompts, torch.cat(drawn, dim=1).tolist(), rows, strict=True):
         end = next((i for i, token in enumerate(completion) if token in _ends(model)), len(completion) - 1)
-        decoded.append(Decoded(prompt, completion[: end + 1], row[: end + 1]))
+        decoded.append(Decoded(list(prompt), completion[: end + 1], row[: end + 1]))
     return decoded
 
 

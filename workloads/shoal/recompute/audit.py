@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from shoal.contracts import keys
+from shoal.contracts.proof_profile import outliers_in_force
 from shoal.contracts.signed import Signed
 from shoal.contracts.verdicts import Verdict
 from shoal.errors import InputWrong
@@ -30,6 +31,7 @@ from shoal.recompute.progress import Ticker
 from shoal.recompute.record import OF_FILES, STAGES, AuditFinding, AuditTerms, Recorder, Stage
 from shoal.recompute.steps import Made, Remaking, compare
 from shoal.recompute.weights import Weights
+from shoal.sampling.tails import too_many_left_out
 from shoal.storage import StoreUnavailable
 from shoal.telemetry import Liveness
 from shoal.text import plain
@@ -118,8 +120,21 @@ class RunAudit:
         if declared is not None and declared != ours:
             names = [name for name in type(ours).model_fields if getattr(ours, name) != getattr(declared, name)]
             found.append(f"the configuration is not what the ledger declares: {', '.join(names)} differ")
+        found += self._too_many_left_out()
         self._of["ledger"] = 1
         self._recorder.note("ledger", 0, "ledger", found)
+
+    def _too_many_left_out(self) -> list[str]:
+        """Files that leave out more rows of their nodes than the orchestrator may accept."""
+        without = self._ledger.report.without_rows
+        if not without:
+            return []
+        outliers = outliers_in_force(self._evidence.config.validation.thresholds, self._evidence.prepared.proof_profile)
+        return [
+            f"entry {each.number}: {each.rows} rows of node {each.node[:16]}... were left out of {each.tokens} tokens looked at: too many"
+            for each in without
+            if outliers is None or too_many_left_out(each.rows, each.tokens, outliers)
+        ]
 
     def _check_batches(self) -> None:
         evidence = self._evidence

@@ -14,7 +14,8 @@ from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.signed import Signed
 from shoal.contracts.steps import StepBatch, StepMetrics
-from shoal.contracts.tasks import read_tasks, tasks_digest
+from shoal.contracts.task_table import read_tasks
+from shoal.contracts.tasks import tasks_digest
 from shoal.contracts.trust import HeldKeys
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.work import EvaluationSlice

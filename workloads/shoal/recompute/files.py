@@ -21,9 +21,11 @@ from shoal.recompute.evidence import CannotCheck, Evidence, LedgerFile, WrongEvi
 from shoal.recompute.record import OF_FILES, Stage
 from shoal.storage import StoreUnavailable
 from shoal.validation import judge
+from shoal.validation.checks import redraw
 from shoal.validation.facts import Facts, File, Finding
 from shoal.validation.parsing import ReaderLost, parse_file
 from shoal.validation.policies import LoadedPolicy
+from shoal.validation.prefill import prefill_rows
 from shoal.validation.stopwatch import Stopwatch
 
 PolicyOf = Callable[[int], LoadedPolicy]
@@ -150,7 +152,9 @@ class _FileCheck:
         finding = judge.cheap_finding(self._file, self._facts, self._watch)
         if finding is not None:
             return [_accepted_although(finding)]
-        counted = judge.verdict(self._file.job, self._file, None, self._verdict.rewards, 0, self._watch, "")
+        counted = judge.verdict(
+            self._file.job, self._file, None, self._verdict.rewards, 0, self._watch, "", left_out=self._verdict.left_out
+        )
         names = ("policy_version", "rows", "completion_tokens", "completion_lengths", "cut_rows")
         return [
             f"its verdict says {name} {getattr(self._verdict, name)}, counted again it is {getattr(counted, name)}"
@@ -165,10 +169,14 @@ class _FileCheck:
         A row that the verdict leaves out may have come when its node or its file had no time for programs left.
         """
         ours, finding = judge.scored(self._file, self._facts, self._watch, lambda: None)
-        said = self._verdict.rewards
+        said, left_out = self._verdict.rewards, set(self._verdict.left_out)
         if len(ours) != len(said):
             return [f"its verdict has {len(said)} rewards for {len(ours)} rows"]
-        differing = [row for row, found in enumerate(ours) if found != said[row] and found.task_reward is not None]
+        differing = [
+            row
+            for row, found in enumerate(ours)
+            if found != said[row] and found.task_reward is not None and row not in left_out
+        ]
         wrong = [
             row
             for row in differing
@@ -202,11 +210,24 @@ class _FileCheck:
         if finding is not None:
             return [_accepted_although(finding)]
         policy = self._policy_of(self._file.policy_version)
-        tokens = judge.completion_tokens(self._file)
+        if near := self._near_enough(policy):
+            return [f"its verdict leaves out row {near[0]}, whose tokens are nowhere farther behind than one may be"]
+        tokens = judge.completion_tokens(self._file, self._verdict.left_out)
         compute = compute_of(policy.parameters, judge.prompt_tokens(self._file, self._facts), tokens)
         if self._verdict.compute not in (None, compute):
             return [f"its verdict counts {self._verdict.compute}, it took {compute}"]
         return []
+
+    def _near_enough(self, policy: LoadedPolicy) -> list[int]:
+        """Rows that the verdict leaves out and should not: here their tokens are not half as far behind as would be too far."""
+        wanted = {row: self._file.rows[row] for row in self._verdict.left_out}
+        budget = judge.budget_of(self._facts, policy)
+        half = budget.model_copy(update={"largest": budget.largest / 2})
+        job, facts, far = self._file.job, self._facts, set[int]()
+        with _ONE_AT_A_TIME:
+            for batch in prefill_rows(policy.model, wanted, facts.eos_token_ids, job.sampler, facts.truncation):
+                far |= redraw.outliers(self._file, batch, half).keys()
+        return [row for row in wanted if row not in far]
 
     def _proof_finding(self, *, every_row: bool) -> Finding | None:
         policy = self._policy_of(self._file.policy_version)
@@ -217,7 +238,7 @@ class _FileCheck:
         chance = random.Random(f"{self._looks.seed} {file.job.sha256}")  # shown, so that others look at the same rows
         with _ONE_AT_A_TIME:
             return judge.expensive_finding(
-                file, replace(self._facts, validation=settings), policy, chance, {}, self._watch
+                file, replace(self._facts, validation=settings), policy, chance, {}, {}, self._watch
             )
 
 

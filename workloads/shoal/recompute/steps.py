@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,45 +26,47 @@ from shoal.broadcast.hashing import file_sha256
 from shoal.contracts import keys
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.signed import BadSignature
+from shoal.contracts.steps import StepMetrics
 from shoal.contracts.trust import HeldKeys
-from shoal.contracts.weights import WeightsManifest
+from shoal.crypto.canonical import document_digest
 from shoal.ledger.audit import first_line
 from shoal.recompute.evidence import CannotCheck, Evidence, WrongEvidence
 from shoal.recompute.overlay import Overlay
 from shoal.storage import BadKey, NotFound
 from shoal.storage.chains import BrokenDeltas
-from shoal.storage.checkpoint_files import MANIFEST_FILE, WrongWeights
-from shoal.storage.versions import materialise, read_sealed_manifest
+from shoal.storage.checkpoint_files import MANIFEST_FILE, WrongWeights, version_digest
+from shoal.storage.versions import materialise, read_record, read_sealed_manifest
 from shoal.telemetry import Liveness
-from shoal.training.base_model import fetch_base_model
+from shoal.training.base_model import base_weights, fetch_base_model
 from shoal.training.context import TrainerContext
-from shoal.training.delivery import version_digest
 from shoal.training.extensions.base import Extensions
 from shoal.training.extensions.enabled import recipe_extensions
 from shoal.training.loop import Trainer
 from shoal.training.parallel import Ranks, start_ranks
 from shoal.training.progress import ProgressReporter
+from shoal.training.state import BadState
 
 LIVENESS_SECONDS = 3600.0
 BROKEN = (NotFound, BadKey, ValueError, BadSignature, WrongWeights, BrokenDeltas, KeyError, OSError)
 """What a store whose versions were changed makes of assembling one."""
 MOST_TENSORS = 3
+MOST_KEPT_STATES = 20
+"""Of an audit, which saves one of each version, where steps began with older ones: at the size of a 32B model 8 TB."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """One version made again: its folder, the digest of its files, and the version's number."""
+    """One version made again: its number and its folder."""
 
     version: int
     folder: Path
-    sha256: str
 
 
 class Remaking:
     """The run's trainer at work on this machine; a context. `made` gives versions one after the other.
 
     `work` is a folder of the auditor's, with `state/` (what the trainer writes), `outbox/` and `tmp/`; an earlier call's state there is continued. It
-    needs room for three training states and two versions: at the size of a 32B model 1.3 TB.
+    needs room for three training states and two versions: at the size of a 32B model 1.3 TB. Where steps began with older states, it keeps more.
     """
 
     def __init__(self, evidence: Evidence, work: Path, ranks: Ranks | None = None) -> None:
@@ -99,7 +101,9 @@ class Remaking:
                 folder = self._work / "outbox" / keys.version_name(trainer.version)
                 if not folder.is_dir():
                     raise WrongEvidence(f"the trainer gave out no version {trainer.version}")
-                yield Made(trainer.version, folder, version_digest(folder))
+                yield Made(trainer.version, folder)
+                if trainer.version < last:
+                    self._go_on_as_the_run_did(trainer, folder)
                 shutil.rmtree(folder)
                 if trainer.version >= last:
                     return
@@ -109,6 +113,35 @@ class Remaking:
             raise
         except Exception as error:  # whatever a store that was changed makes of a step
             raise WrongEvidence(f"it cannot be repeated: {type(error).__name__}: {first_line(error)}") from error
+
+    def _go_on_as_the_run_did(self, trainer: Trainer, folder: Path) -> None:
+        """A step that began after a stop began with rounded weights and an older state: its report says which."""
+        older = self._older_moments.get(trainer.version)
+        if older is None:
+            return
+        try:
+            trainer.go_on_from(folder, older)
+        except BadState as error:
+            which = f"the optimizer state of version {older}" if older >= 0 else "a fresh optimizer state"
+            raise CannotCheck(
+                f"step {trainer.version} began with {which}, which is not available here: {first_line(error)}"
+            ) from None
+
+    @cached_property
+    def _older_moments(self) -> dict[int, int]:
+        """The steps that began with an older optimizer state, with its version."""
+        found = {}
+        for step in range(self._evidence.config.steps):
+            with suppress(CannotCheck, ValidationError):
+                report = StepMetrics.from_json(self._evidence.read(keys.step_metrics(step)))
+                if report.moments_of is not None and report.moments_of < step:
+                    found[step] = report.moments_of
+        return found
+
+    def _kept_states(self) -> int:
+        """As many as the run's own, or as go back to what a step began with; a report may make an audit keep some more, not all."""
+        furthest = max((step - version + 1 for step, version in self._older_moments.items() if version >= 0), default=1)
+        return max(self._evidence.config.trainer.kept_states, min(furthest, MOST_KEPT_STATES))
 
     def _require_batch(self, step: int) -> None:
         """Else the trainer would wait for it."""
@@ -133,8 +166,13 @@ class Remaking:
         # A pause changes no number, and nobody is here to end it.
         stability = evidence.config.stability
         calm = stability.model_copy(update={"action": "Report"}) if stability.action == "Pause" else stability
+        # A later call goes on bit for bit: from the state of its last version, never from a version that waits here.
+        settings = {"state_every": 1, "kept_states": self._kept_states()}
+        shutil.rmtree(work / "outbox", ignore_errors=True)
         context = TrainerContext(
-            config=evidence.config.model_copy(update={"stability": calm}),
+            config=evidence.config.model_copy(
+                update={"stability": calm, "trainer": evidence.config.trainer.model_copy(update=settings)}
+            ),
             store=store,
             state_store=store,
             base=base,
@@ -145,6 +183,7 @@ class Remaking:
             liveness=liveness,
             ranks=self._ranks,
             signers=partial(HeldKeys, evidence.roster),
+            weights=base_weights(store),
         )
         recipe = evidence.config.recipe
         extensions = [] if evidence.config.mode == "SFT" else recipe_extensions(recipe)
@@ -158,20 +197,27 @@ def compare(evidence: Evidence, made: Made, scratch: Path) -> list[str]:
     version = made.version
     key = keys.version_weights(version)
     try:
-        manifest = read_sealed_manifest(evidence.store, version, HeldKeys(evidence.roster, "trainer"))
-    except NotFound:
-        raise CannotCheck(f"{key} is not in the store") from None
+        signer = HeldKeys(evidence.roster, "trainer")
+        manifest = read_sealed_manifest(evidence.store, version, signer)
+        record = read_record(evidence.store, version, signer)
+    except NotFound as error:
+        raise CannotCheck(f"{error.args[0]} is not in the store") from None
     except (BadSignature, ValueError) as error:
         return [f"{key}: {first_line(error)}"]
     announced = evidence.versions.get(version)
     if announced not in (None, manifest.sha256):
         return [f"the ledger announces digest {announced}, {key} seals {manifest.sha256}"]
-    if made.sha256 == manifest.sha256:
+    if document_digest(record) != manifest.open_digest:
+        return [f"{keys.version_open(version)} is not the opening record that {key} seals"]
+    digest = version_digest(record, made.folder)
+    if digest == manifest.sha256:
         return _final_problems(evidence, made)
-    return [f"the published version {version} is not what its step makes: {_apart(evidence, made, manifest, scratch)}"]
+    return [
+        f"the published version {version} is not what its step makes: {_apart(evidence, made, manifest.sha256, digest, scratch)}"
+    ]
 
 
-def _apart(evidence: Evidence, made: Made, manifest: WeightsManifest, scratch: Path) -> str:
+def _apart(evidence: Evidence, made: Made, sealed: str, found: str, scratch: Path) -> str:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     theirs = scratch / keys.version_name(made.version)
@@ -180,7 +226,7 @@ def _apart(evidence: Evidence, made: Made, manifest: WeightsManifest, scratch: P
         return differing(made.folder, theirs)
     except BROKEN as error:
         return (
-            f"its digest is {manifest.sha256[:16]}..., made again it is {made.sha256[:16]}...; which tensors differ cannot be said, its bytes are not"
+            f"its digest is {sealed[:16]}..., made again {found[:16] or 'none'}...; which tensors differ cannot be said, its bytes are not"
             f" available ({type(error).__name__}: {first_line(error)})"
         )
     finally:

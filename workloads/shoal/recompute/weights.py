@@ -61,7 +61,8 @@ class Weights:
                 f"it has {size / GB:.1f} GB of weights, this machine may hold {self._memory_bytes / GB:.1f} GB"
             )
         model = load_model(made.folder)
-        return LoadedPolicy(made.version, made.sha256, model, read_profile(made.folder, model.config.hidden_size))
+        digest = self._policies.digest(made.version)
+        return LoadedPolicy(made.version, digest, model, read_profile(made.folder, model.config.hidden_size))
 
     def get(self, version: int) -> LoadedPolicy:
         """Raises `CannotCheck` for a version that is gone, `WrongEvidence` for one whose pieces are not what was signed."""

@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from shoal.contracts.dataset_card import DatasetCard
 from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.filtering import FilterReport
-from shoal.contracts.sft_data import DatasetCard
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.tasks import TaskReport
 from shoal.contracts.vine import VineSettings

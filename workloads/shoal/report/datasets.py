@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from shoal.contracts import keys
 from shoal.contracts.base import Contract
+from shoal.contracts.dataset_card import DatasetCard
 from shoal.contracts.filtering import FilterReport
-from shoal.contracts.sft_data import DatasetCard
 from shoal.contracts.tasks import TaskReport
 from shoal.report.access import RunAccess
 from shoal.storage import NotFound, Store

@@ -47,6 +47,8 @@ class Snapshot:
     parts: tuple[Part, ...] = field(default_factory=tuple)
     progress: RunProgress | None = None
     message: str = ""
+    stalled: str = ""
+    """Why the run makes no progress, since when, and what to do; empty while it does."""
 
 
 _SNAPSHOT: TypeAdapter[Snapshot] = TypeAdapter(Snapshot)

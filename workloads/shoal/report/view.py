@@ -158,6 +158,8 @@ def waiting_for(snapshot: Snapshot) -> str:
     progress = snapshot.progress
     if progress is not None and progress.complete:
         return ""
+    if snapshot.stalled:
+        return plain(snapshot.stalled, 1000)
     if progress is None:
         not_ready = [part.name.removeprefix(f"{snapshot.run}-") for part in snapshot.parts if part.state == "starting"]
         lacking = f"waits for {', '.join(not_ready)} to start" if not_ready else "waits for the orchestrator to answer"

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from shoal.contracts import keys
 from shoal.contracts.run import Prepared
 from shoal.contracts.signed import BadSignature
-from shoal.contracts.tasks import BadTaskTable, read_tasks
 from shoal.environments.base import BadEnvironment, load
 from shoal.report.access import RunAccess, open_run
 from shoal.report.atomic import write_atomically
@@ -101,12 +100,22 @@ def _longest(access: RunAccess) -> int:
 
 def example_prompt(access: RunAccess) -> str:
     """The first task as a worker would put it, for the commands; one word when the table or the environment is not there."""
-    length = access.config.length_reward if access.config is not None else None
     try:
         prepared = Prepared.from_json(access.store.get(keys.PREPARED))
-        if prepared.example_prompt is not None:
-            return prepared.example_prompt
+    except (NotFound, ValidationError):
+        return FALLBACK_PROMPT
+    return prepared.example_prompt if prepared.example_prompt is not None else _of_table(access, prepared)
+
+
+def _of_table(access: RunAccess, prepared: Prepared) -> str:
+    """Of a run whose prepare wrote no example."""
+    try:
+        from shoal.contracts.task_table import BadTaskTable, read_tasks
+    except ImportError:  # the CLI alone has no Parquet
+        return FALLBACK_PROMPT
+    length = access.config.length_reward if access.config is not None else None
+    try:
         task = read_tasks(access.store.get(keys.task_table(prepared.tasks_digest)))[0]
         return load(prepared.environment).prompt(task, length.targets[0] if length else None)
-    except (NotFound, ValidationError, BadTaskTable, BadEnvironment, IndexError):
+    except (NotFound, BadTaskTable, BadEnvironment, IndexError):
         return FALLBACK_PROMPT

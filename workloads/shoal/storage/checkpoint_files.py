@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,16 +31,27 @@ class WrongWeights(ValueError):
 class Assembler:
     """Collects the shards of one version into `folder`. Shards may be written from several threads."""
 
-    def __init__(self, record: VersionOpen, folder: Path, base: Path | None = None) -> None:
+    def __init__(
+        self,
+        record: VersionOpen,
+        folder: Path,
+        base: Path | None = None,
+        beat: Callable[[], None] = lambda: None,
+        *,
+        whole_shards: bool = False,
+    ) -> None:
         """Start, or continue with what an earlier process had written for the same opening record.
 
-        `base` is the finished folder of `record.base`, for a delta. Raises `WrongWeights` when its files are not laid out like this version's.
+        `base` is the finished folder of `record.base`, for a delta; with `whole_shards` shards come unpacked, and it is that of their first
+        delta, if any. Raises `WrongWeights` when its files are not laid out like this version's.
+        `beat` is called for each shard that is hashed: what an earlier process had written is, all of it, in `finish` where nothing is missing.
         """
         self.record = record
         self.folder = folder
         self._base = base
+        self._beat = beat
         self._lock = threading.Lock()
-        if record.base is not None:
+        if record.base is not None and (base is not None or not whole_shards):
             _check_layout(record, base)
         self._partial = folder.with_name(folder.name + ".partial")
         self._log = self._partial / ".shards"
@@ -59,6 +71,8 @@ class Assembler:
         self._hashed = 0
         """Shards before this one are in `_running`."""
         self._running = hashlib.sha256()
+        self._digests: dict[int, bytes] = {}
+        """Of shards that were hashed when they were written, until they are in `_running`."""
 
     def missing(self) -> list[int]:
         """Indices of the shards that are still needed, ascending."""
@@ -66,14 +80,9 @@ class Assembler:
 
     def put(self, descriptor: ShardDescriptor, data: delta.Bytes) -> None:
         """Take over the bytes of a shard as they travelled, their digest checked; raises `WrongWeights` when they are not this shard's."""
-        if descriptor.encoding == "delta":
-            if self.record.base is None:
-                raise WrongWeights(f"shard {descriptor.index} is a delta, version {self.record.version} is none")
-            try:
-                data = delta.decode(data, self._base_bytes(descriptor.index), self.record.base.item_size)
-            except delta.BadDelta as error:
-                raise WrongWeights(f"shard {descriptor.index} of version {self.record.version}: {error}") from error
-        self.write_shard(descriptor.index, data)
+        is_delta = descriptor.encoding == "delta" and self.record.base is not None
+        base = self._base_bytes(descriptor.index) if is_delta else b""
+        self.write_shard(descriptor.index, unpacked(self.record, descriptor, data, base))
 
     def write_shard(self, index: int, data: delta.Bytes) -> None:
         """Put a shard, whose digest the caller has checked, in its place; raises `WrongWeights` when its size does not fit."""
@@ -82,15 +91,19 @@ class Assembler:
             raise WrongWeights(f"shard {index} has {len(data)} bytes, the opening record says {end - start}")
         with self.place(index) as place:
             place.write(memoryview(data), 0)
-        self.placed(index)
+        # Each writer hashes its shards, so that no thread must read all of them again.
+        self.placed(index, hashlib.sha256(data).digest() if self.record.digest_of is not None else None)
 
     def place(self, index: int) -> "ShardPlace":
         """Where the bytes of a shard go, for somebody who writes and checks them there, and then says `placed`."""
         return ShardPlace(self._partial, extents(self.record, index))
 
-    def placed(self, index: int) -> None:
-        """Shard `index` is in its place and was checked; may be said again of a shard whose bytes were replaced."""
+    def placed(self, index: int, digest: bytes | None = None) -> None:
+        """Shard `index` is in its place and was checked; may be said again of a shard whose bytes were replaced. `digest`: its own, if known."""
         with self._lock:
+            self._digests.pop(index, None)
+            if digest is not None:
+                self._digests[index] = digest
             if index in self._done and index <= self._hashed:
                 self._hashed, self._running = 0, hashlib.sha256()
             self._done.add(index)
@@ -114,6 +127,11 @@ class Assembler:
             raise WrongWeights(
                 f"version {self.record.version}: SHA-256 of the assembled checkpoint is {found[:12]}..., the manifest says {sealed.sha256[:12]}..."
             )
+        # Shards that were hashed when they were written are not read again; a disk that lost the end of a file shows it by the size.
+        for file in self.record.files:
+            if (self._partial / file.name).stat().st_size < file.size:
+                self.discard()
+                raise WrongWeights(f"{self._partial.name}/{file.name} is shorter than its version requires")
         (self._partial / MANIFEST_FILE).write_bytes(manifest.to_json())
         (self._partial / ".open").unlink()
         self._log.unlink(missing_ok=True)
@@ -128,6 +146,7 @@ class Assembler:
         with self._lock:
             self._done = set()
             self._hashed, self._running = 0, hashlib.sha256()
+            self._digests.clear()
 
     def _hash_on(self) -> None:
         """Hash the whole shards before the first gap. One thread does so at a time; the others have shards to fetch."""
@@ -146,8 +165,14 @@ class Assembler:
     def _hash_to_gap(self) -> None:
         while (following := self._next_to_hash()) is not None:
             index, running = following
-            with self.place(index) as place:
-                place.feed(running)
+            with self._lock:
+                known = self._digests.pop(index, None)
+            if known is not None:
+                running.update(known)
+            else:
+                with self.place(index) as place:
+                    feed_shard(running, self.record, place)
+            self._beat()
             with self._lock:
                 if running is self._running:  # else a shard was replaced meanwhile, and it restarts
                     self._hashed = index + 1
@@ -166,6 +191,18 @@ class Assembler:
         # A last line without newline was cut by a crash: its shard is fetched again.
         lines = self._log.read_bytes().split(b"\n")[:-1]
         return {int(line) for line in lines if line.isdigit() and int(line) < self.record.shard_count}
+
+
+def unpacked(record: VersionOpen, descriptor: ShardDescriptor, data: delta.Bytes, base: delta.Bytes) -> delta.Bytes:
+    """A shard from its bytes as they travelled and, where it is a delta, those of the version before. Raises `WrongWeights`."""
+    if descriptor.encoding != "delta":
+        return data
+    if record.base is None:
+        raise WrongWeights(f"shard {descriptor.index} is a delta, version {record.version} is none")
+    try:
+        return delta.decode(data, base, record.base.item_size)
+    except delta.BadDelta as error:
+        raise WrongWeights(f"shard {descriptor.index} of version {record.version}: {error}") from error
 
 
 class Extent(NamedTuple):
@@ -236,7 +273,11 @@ class ShardPlace:
 
     def _open(self, name: str) -> int:
         if name not in self._files:
-            self._files[name] = os.open(self._folder / name, os.O_RDWR | os.O_CLOEXEC)
+            path = self._folder / name
+            try:
+                self._files[name] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except PermissionError:  # somebody else's, to be read alone
+                self._files[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         return self._files[name]
 
 
@@ -269,13 +310,34 @@ def read_shard(record: VersionOpen, folder: Path, index: int) -> bytearray:
     return data
 
 
-def stream_digest(record: VersionOpen, folder: Path) -> str:
-    """SHA-256 of the files' concatenation, in the order of the opening record."""
+def feed_shard(running: "hashlib._Hash", record: VersionOpen, place: ShardPlace) -> None:
+    """The next shard's part in a version's digest: its bytes, or their SHA-256."""
+    if record.digest_of is None:
+        place.feed(running)
+        return
+    digest = hashlib.sha256()
+    place.feed(digest)
+    running.update(digest.digest())
+
+
+def digest_of_shards(shards: Iterable[str]) -> str:
+    """A version's digest from those of its shards as assembled, in hex and in order; for a record with `digest_of: shards`."""
+    return hashlib.sha256(b"".join(bytes.fromhex(shard) for shard in shards)).hexdigest()
+
+
+def version_digest(record: VersionOpen, folder: Path, beat: Callable[[], None] = lambda: None) -> str:
+    """The digest that `folder` has if it is the version of `record`; of one with other files or sizes, none that any version has: empty.
+
+    Reads all of it: 40 s for 65.5 GB on one core, nine minutes from a disk of 125 MB/s, so `beat` is called for each shard. Raises OSError.
+    """
+    there = {path.name: path.stat().st_size for path in folder.iterdir() if path.name != MANIFEST_FILE}
+    if there != {file.name: file.size for file in record.files}:
+        return ""
     running = hashlib.sha256()
-    for file in record.files:
-        with (folder / file.name).open("rb") as handle:
-            while chunk := handle.read(READ_BYTES):
-                running.update(chunk)
+    for index in range(record.shard_count):
+        with ShardPlace(folder, extents(record, index)) as place:
+            feed_shard(running, record, place)
+        beat()
     return running.hexdigest()
 
 

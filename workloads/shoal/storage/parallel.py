@@ -1,7 +1,8 @@
-"""Many small objects of the store read at once: the time is the store's latency. Called by `recovery` and `evaluations`."""
+"""Many small objects of the store, or pieces of large ones, read at once: the time of one is the store's latency."""
 
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 N = TypeVar("N")
@@ -9,9 +10,26 @@ R = TypeVar("R")
 
 READERS = 16
 """Reads under way at a time."""
+AHEAD = 4 * READERS
+"""Reads that are under way, wait for a reader, or are done before an earlier one is."""
 
 
 def in_parallel(read: Callable[[N], R], names: Iterable[N]) -> list[R]:
-    """The results of `read` for each of `names`, in their order; raises what it raises."""
+    """The results of `read` for each of `names`, in their order; raises what it raises.
+
+    A few are handed to the readers at a time: an interpreter that ends waits for all that they were given.
+    """
+    found: list[R] = []
     with ThreadPoolExecutor(READERS) as readers:
-        return list(readers.map(read, names))
+        ahead: deque[Future[R]] = deque()
+        try:
+            for name in names:
+                if len(ahead) == AHEAD:
+                    found.append(ahead.popleft().result())
+                ahead.append(readers.submit(read, name))
+            while ahead:
+                found.append(ahead.popleft().result())
+        finally:
+            for each in ahead:
+                each.cancel()
+    return found

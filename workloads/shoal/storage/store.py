@@ -7,7 +7,7 @@ then `StoreUnavailable` says what was waited for and how long. A missing key and
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -28,7 +28,9 @@ Answer = TypeVar("Answer")
 KEY_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 S3_CODE = re.compile(r"<Code>(\w+)</Code>")
 MAX_KEY_LENGTH = 512  # S3 allows 1024 bytes; ours are far shorter
-CHUNK_BYTES = 8 << 20  # a streamed read holds this much at a time
+CHUNK_BYTES = 8 << 20  # a streamed read holds this much at a time, and so does each part of an upload on its way
+UPLOADS = 8
+MAX_PARTS = 9000  # S3 takes 10,000 for an object
 PAUSES = Backoff(0.1, 5.0)
 SILENCE_SECONDS = 30.0  # a request on which nothing arrives for so long is asked again
 
@@ -133,6 +135,15 @@ class Store:
         if not path.is_file():
             raise FileNotFoundError(f"cannot write {key}: there is no file {path}")
         self._call(f"write {key}", key, lambda full: obstore.put(self._backend, full, path))
+
+    def put_chunks(self, key: str, chunks: Callable[[], Iterable[bytes | bytearray]], size: int) -> None:
+        """Write an object of `size` bytes, at least one, from what `chunks` gives, in parts as it comes; each try calls it again."""
+        part = max(CHUNK_BYTES, -(-size // MAX_PARTS))
+        self._call(
+            f"write {key}",
+            key,
+            lambda full: obstore.put(self._backend, full, iter(chunks()), chunk_size=part, max_concurrency=UPLOADS),
+        )
 
     def create(self, key: str, data: bytes) -> bool:
         """Write an object if there is none under this key; False when there was one. Of several writers exactly one gets True.

@@ -5,15 +5,18 @@ For trusted roles (validators, the report); pool pods fetch from relays instead.
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 
 from shoal.contracts import keys
 from shoal.contracts.signed import BadSignature, Signed, Signer
 from shoal.contracts.weights import DeltaBase, ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.storage import chains
-from shoal.storage.checkpoint_files import Assembler, WrongWeights, read_manifest
+from shoal.storage.checkpoint_files import Assembler, WrongWeights, read_manifest, read_shard, unpacked
+from shoal.storage.delta import Bytes
+from shoal.storage.parallel import in_parallel
 from shoal.storage.store import Store
 
 
@@ -32,6 +35,11 @@ def read_sealed_manifest(store: Store, version: int, trainer_key: Signer) -> Wei
     return Signed[WeightsManifest].from_json(store.get(keys.version_weights(version))).verified(trainer_key)
 
 
+def read_record(store: Store, version: int, trainer_key: Signer) -> VersionOpen:
+    """The verified opening record of a version; raises `storage.NotFound`."""
+    return Signed[VersionOpen].from_json(store.get(keys.version_open(version))).verified(trainer_key)
+
+
 def bases(store: Store, versions: Iterable[int]) -> dict[int, int | None]:
     """The base of each of these versions (see `chains`), from its opening record in the store; None for versions in full."""
     return {
@@ -46,8 +54,9 @@ def materialise(
     """Make `folder` hold version `version` (an HF checkpoint), every piece checked; at once when it already does. `beat` is called for each piece.
 
     A folder with a seal that `trainer_key` does not believe is made again. A delta is made on its base: the sibling folder of that version's name if
-    it is there, else the chain from its anchor, made beside `folder` and removed again. Raises `storage.NotFound` when a version is not sealed,
-    `WrongWeights`, `BrokenChain` or `BadSignature` when a piece is not what the trainer signed.
+    it is there, else from its anchor on. Shards are made side by side, each along the whole chain, and written once: at 65.5 GB and eight versions
+    80 GB are read, and about 16 shards of 16 MiB are in memory. Only where shards change their size on the way, a version is made beside `folder`.
+    Raises `storage.NotFound` when a version is not sealed, `WrongWeights`, `BrokenChain` or `BadSignature` when a piece is not what was signed.
     """
     if folder.is_dir():
         with suppress(BadSignature):
@@ -80,13 +89,16 @@ def _follow(
             found = [place for place in places if _holds(place, base, trainer_key)]
             held.update((base.version, place) for place in found[:1])
         wanted = chains.next_wanted(records, held, version)
-    for number in chains.plan(records, held, version):
-        record, target = records[number], folder if number == version else _link(folder, number)
-        under = held[record.base.version] if record.base is not None else None
-        _assemble(store, record, target, under, trainer_key, beat)
-        held[number] = target
-        if record.base is not None:
-            shutil.rmtree(_link(folder, record.base.version), ignore_errors=True)
+    way = [records[number] for number in chains.plan(records, held, version)]
+    for _, alike in groupby(way, lambda record: (record.files, record.shard_size)):
+        part = list(alike)
+        first, last = part[0], part[-1]
+        target = folder if last.version == version else _link(folder, last.version)
+        under = held[first.base.version] if first.base is not None else None
+        _assemble(store, part, target, under, trainer_key, beat)
+        held[last.version] = target
+        if first.base is not None:
+            shutil.rmtree(_link(folder, first.base.version), ignore_errors=True)
 
 
 def _link(folder: Path, version: int) -> Path:
@@ -108,26 +120,46 @@ def _holds(folder: Path, base: DeltaBase, trainer_key: Signer) -> bool:
 
 
 def _read_record(store: Store, version: int, run: str, trainer_key: Signer) -> VersionOpen:
-    record = Signed[VersionOpen].from_json(store.get(keys.version_open(version))).verified(trainer_key)
+    record = read_record(store, version, trainer_key)
     if record.run != run or record.version != version:
         raise WrongWeights(f"opening record is of {record.run} version {record.version}; expected {run} {version}")
     return record
 
 
 def _assemble(
-    store: Store, record: VersionOpen, folder: Path, base: Path | None, trainer_key: Signer, beat: Callable[[], None]
+    store: Store,
+    way: Sequence[VersionOpen],
+    folder: Path,
+    base: Path | None,
+    trainer_key: Signer,
+    beat: Callable[[], None],
 ) -> None:
-    run, version = record.run, record.version
-    manifest = Signed[WeightsManifest].from_json(store.get(keys.version_weights(version)))
-    assembler = Assembler(record, folder, base)
-    for index in assembler.missing():
-        descriptor = Signed[ShardDescriptor].from_json(store.get(keys.version_descriptor(version, index)))
-        checked = descriptor.verified(trainer_key)
-        data = store.get(keys.version_shard(version, index))
-        if (checked.run, checked.version, checked.index) != (run, version, index):
-            raise WrongWeights(f"descriptor of shard {index} of version {version} belongs to another version")
-        if hashlib.sha256(data).hexdigest() != checked.sha256:
-            raise WrongWeights(f"shard {index} of version {version} does not have the SHA-256 of its descriptor")
-        assembler.put(checked, data)
+    """Make the last version of `way`, whose shards are all cut alike; the first one is in full, or a delta to what lies in `base`."""
+    first, last = way[0], way[-1]
+    manifest = Signed[WeightsManifest].from_json(store.get(keys.version_weights(last.version)))
+    assembler = Assembler(last, folder, base, beat, whole_shards=len(way) > 1)
+
+    def assemble(index: int) -> None:
+        data: Bytes = b"" if base is None else read_shard(first, base, index)
+        for record in way:
+            found = _shard(store, record, index, trainer_key)
+            data = unpacked(record, *found, data)
+        assembler.write_shard(index, data)
         beat()
+
+    in_parallel(assemble, assembler.missing())
     assembler.finish(manifest, trainer_key)
+
+
+def _shard(store: Store, record: VersionOpen, index: int, trainer_key: Signer) -> tuple[ShardDescriptor, bytes]:
+    """A shard as it travels, checked against its descriptor."""
+    run, version = record.run, record.version
+    checked = (
+        Signed[ShardDescriptor].from_json(store.get(keys.version_descriptor(version, index))).verified(trainer_key)
+    )
+    data = store.get(keys.version_shard(version, index))
+    if (checked.run, checked.version, checked.index) != (run, version, index):
+        raise WrongWeights(f"descriptor of shard {index} of version {version} belongs to another version")
+    if hashlib.sha256(data).hexdigest() != checked.sha256:
+        raise WrongWeights(f"shard {index} of version {version} does not have the SHA-256 of its descriptor")
+    return checked, data

@@ -3,7 +3,16 @@
 from shoal.telemetry.health import OPENMETRICS, Liveness, metrics_kind, render_metrics, serve_health
 from shoal.telemetry.logs import every_line, get_logger, start
 from shoal.telemetry.metrics import BUSY_SECONDS, busy, unmeasured
-from shoal.telemetry.waiting import STOP, Deadline, Stopped, end_with_torchrun, install_signals, until_stopped, wait_for
+from shoal.telemetry.waiting import (
+    STOP,
+    Deadline,
+    Stopped,
+    end_with_torchrun,
+    install_signals,
+    tell_torchrun,
+    until_stopped,
+    wait_for,
+)
 
 __all__ = [
     "BUSY_SECONDS",
@@ -21,6 +30,7 @@ __all__ = [
     "render_metrics",
     "serve_health",
     "start",
+    "tell_torchrun",
     "unmeasured",
     "until_stopped",
     "wait_for",

@@ -18,7 +18,7 @@ import threading
 import traceback
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, Processor
@@ -35,6 +35,21 @@ def secrets_here() -> list[str]:
     """Secrets of this process's environment, as they are and as JSON or `repr` writes them."""
     values = secret_values(os.environ)
     return [*values, *(said for value in values if (said := json.dumps(value)[1:-1]) != value)]
+
+
+class LossyLines:
+    """A stream whose lines are lost where they cannot be written: a full disk must end no thread that has something to tell."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 class TextLines(io.TextIOBase):
@@ -204,7 +219,7 @@ def start(role: str, stream: TextIO | None = None) -> structlog.stdlib.BoundLogg
     structlog.configure(
         processors=[*STEPS, JsonLine()],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, LossyLines(stream))),
         cache_logger_on_first_use=True,
     )
     # Libraries log through the standard module: keep their warnings, in the same stream.

@@ -59,7 +59,7 @@ def open_sink(trackers: Trackers, name: str, run: RunLabel, folder: Path) -> Sin
             return TrackioSink(trackers.trackio, run, folder / name)
         return TensorBoardSink(folder / name / run.name)
     except ImportError as error:
-        raise TrackerFailed(f"{name} is not installed: pip install 'shoal[{name}]' ({error})") from error
+        raise TrackerFailed(f"{name} is not installed: pip install 'shoal-rl[{name}]' ({error})") from error
 
 
 class TensorBoardSink:

@@ -7,7 +7,7 @@ trained and its last version announced. After SIGTERM it is 143, so that nobody 
 import os
 import sys
 
-from shoal import telemetry
+from shoal import accelerators, telemetry
 from shoal.contracts.run import home, load_run_config, mounted_roster, pod_name
 from shoal.crypto.keys import PrivateKey
 from shoal.errors import EXIT_INPUT_WRONG
@@ -23,18 +23,20 @@ def main() -> None:
     log = telemetry.start("trainer")
     telemetry.end_with_torchrun()
     telemetry.install_signals()
+    # Before `require`, which imports torch, and torch reads the environment once.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is in the store; nobody is asked on the network
     os.environ.setdefault(
         "OMP_NUM_THREADS", "1"
     )  # without an accelerator the cores are shared with workers and validators
-    from shoal.storage import open_store  # what follows imports torch, which reads the environment
-    from shoal.training.base_model import fetch_base_model
+    accelerators.require()
+    from shoal.storage import open_store  # what follows imports torch too
+    from shoal.training.base_model import base_weights, fetch_base_model
     from shoal.training.context import TrainerContext
     from shoal.training.custom_objective import BadObjective
     from shoal.training.extensions.enabled import enabled_extensions
     from shoal.training.loop import Trainer
     from shoal.training.objectives import objective_of
-    from shoal.training.parallel import start_ranks
+    from shoal.training.parallel import BadDivision, start_ranks
     from shoal.training.progress import ProgressReporter
     from shoal.transport import SignedClient
     from shoal.transport.keys_watch import KeysWatch
@@ -50,7 +52,11 @@ def main() -> None:
     starting: list[str] = ["the base model is being loaded"]
     if os.environ.get("LOCAL_RANK", "0") == "0":
         telemetry.serve_health(PORT, liveness, lambda: starting[0] if starting else None)
-    ranks = start_ranks()
+    try:
+        ranks = start_ranks(context_parallel=config.trainer.sharing)
+    except BadDivision as error:
+        log.error("packs cannot be shared", field="spec.trainer.settings.contextParallel", reason=str(error))
+        sys.exit(EXIT_INPUT_WRONG)
     if ranks.world > 1:
         telemetry.every_line(rank=ranks.rank)
     store = open_store(config, deadline_seconds=STORE_DEADLINE_SECONDS)
@@ -85,6 +91,7 @@ def main() -> None:
             liveness=liveness,
             ranks=ranks,
             signers=believed,
+            weights=base_weights(store),
         )
         trainer = Trainer(context, extensions)
         starting.clear()

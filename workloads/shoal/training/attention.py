@@ -6,6 +6,8 @@ one call of SDPA; so the work is the sum of the squares of the lengths, not the 
 when this module is imported; transformers makes no mask for an attention that it does not know. Called by the models that `model` loads.
 """
 
+import functools
+import inspect
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from shoal.training.batches import Segments
+from shoal.training.context_parallel import heads_of_pack, tokens_of_part
+from shoal.training.parallel import ContextGroup
 
 NAME = "shoal_packed"
 """Name of this attention in a transformers configuration."""
@@ -35,11 +39,13 @@ def packed_attention(
     segments: Segments | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    context_group: ContextGroup | None = None,
     **ignored: Any,
 ) -> tuple[Float[Tensor, "1 pack heads width"], None]:
     """The attention that transformers' models call. Raises ValueError without bounds, or when they are not of this pack.
 
-    `sliding_window` tokens are seen at most, the own one among them. Dropout is off in reinforcement learning: the ratio compares policies.
+    `sliding_window` tokens are seen at most, the own one among them. With a `context_group` queries, keys and values are those of this rank's part of
+    the pack, and so is the result. Dropout is off in reinforcement learning: the ratio compares policies.
     Not compiled: a graph would be made again for every pack's bounds.
     """
     if segments is None or attention_mask is not None:
@@ -50,15 +56,24 @@ def packed_attention(
         raise ValueError(
             f"this model's attention has {unknown}, which the packed attention cannot compute; the model cannot be trained"
         )
+    if context_group is not None:
+        query, key, value = heads_of_pack(query, key, value, context_group)
     if query.shape[0] != 1 or query.shape[2] != segments.bounds[-1]:
         raise ValueError(f"segments end at {segments.bounds[-1]}, but the pack has {tuple(query.shape)[::2]}")
+    attended = _attended(query, key, value, segments, scaling, sliding_window)
+    return (attended if context_group is None else tokens_of_part(attended, context_group)), None
+
+
+def _attended(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, sliding_window: int | None
+) -> Float[Tensor, "1 pack heads width"]:
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return _variable_length(query, key, value, segments, scaling, sliding_window), None
+        return _variable_length(query, key, value, segments, scaling, sliding_window)
     parts = [
         _one_sample(query[:, :, start:end], key[:, :, start:end], value[:, :, start:end], scaling, sliding_window)
         for start, end in zip(segments.bounds, segments.bounds[1:], strict=False)
     ]
-    return torch.cat(parts, dim=2).transpose(1, 2), None
+    return torch.cat(parts, dim=2).transpose(1, 2)
 
 
 def _one_sample(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
@@ -93,9 +108,17 @@ def _variable_length(
         longest,
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),  # keys to the left of the own one, none to the right
-        enable_gqa=query.shape[1] != key.shape[1],
+        **({"enable_gqa": query.shape[1] != key.shape[1]} if _asks_for_shared_keys() else {}),
     )
     return out[None]
+
+
+@functools.cache
+def _asks_for_shared_keys() -> bool:
+    """Whether `varlen_attn` must be told that heads share keys: that of torch 2.13 has to be, that of 2.11 sees it by itself."""
+    from torch.nn.attention.varlen import varlen_attn  # CUDA only
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 AttentionInterface.register(NAME, packed_attention)

@@ -148,9 +148,13 @@ def plan_step(
     `completion_limit` is the most tokens that a completion may have (`sampling.maxCompletionTokens`). Raises ValueError when the step has
     fewer samples than optimizer steps.
     """
-    scored = advantages(groups, recipe, completion_limit)
     if recipe.overlong_filter:
-        scored = [(without_overlong(sample, recipe, completion_limit), given) for sample, given in scored]
+        # Before advantages: tokens that nobody learns from are no part of a mean over tokens.
+        groups = [
+            RolloutGroup([without_overlong(sample, recipe, completion_limit) for sample in group.samples])
+            for group in groups
+        ]
+    scored = advantages(groups, recipe, completion_limit)
     if len(scored) < recipe.optimizer_steps:
         raise ValueError(
             f"step {step} has {len(scored)} samples for {recipe.optimizer_steps} optimizer steps; lower optimizerSteps"

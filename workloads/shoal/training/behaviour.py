@@ -5,23 +5,17 @@ an older version's weights in it, for as long as they are needed. Kept in host m
 sampled: half of the weights' size for each version of the asynchrony window. Called by `loop`; `update.behaviour_logprobs` asks.
 """
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from shoal import telemetry
-from shoal.contracts.run import RunConfig
-from shoal.storage import NotFound, Store
-from shoal.storage.versions import materialise
+from shoal.training.context import TrainerContext
 from shoal.training.host_copy import WEIGHTS, HostCopy, local, trained
 from shoal.training.model import Policy
-from shoal.training.parallel import Ranks
+from shoal.training.published import NoWeights, load_published
 from shoal.training.state import BadState, States
 
 
@@ -34,26 +28,19 @@ class BehaviourWeights:
 
     def __init__(
         self,
-        config: RunConfig,
-        store: Store,
+        context: TrainerContext,
         states: States,
         policy: Policy,
         copy: HostCopy,
-        ranks: Ranks,
-        scratch: Path,
         served: torch.dtype,
-        liveness: telemetry.Liveness,
     ) -> None:
-        self._config = config
-        self._store = store
+        self._context = context
+        self._config = context.config
         self._states = states
         self._policy = policy
         self._copy = copy
-        self._ranks = ranks
-        self._scratch = scratch
         # Adapters are served merged, and are small: they are kept as they are trained.
-        self._dtype = torch.float32 if config.trainer.lora is not None else served
-        self._liveness = liveness
+        self._dtype = torch.float32 if context.config.trainer.lora is not None else served
         self._kept: dict[int, dict[str, Tensor]] = {}
 
     def keep(self, version: int) -> None:
@@ -85,7 +72,7 @@ class BehaviourWeights:
     def _find(self, version: int) -> dict[str, Tensor]:
         """From the state of the version, else from what was published."""
         try:
-            return self._parts(self._states.read_weights(version, self._copy, self._liveness))
+            return self._parts(self._states.read_weights(version, self._copy, self._context.liveness))
         except BadState as error:
             if self._config.trainer.lora is not None:
                 raise NoBehaviour(
@@ -97,27 +84,11 @@ class BehaviourWeights:
         return self._published(version)
 
     def _published(self, version: int) -> dict[str, Tensor]:
-        folder = self._scratch / "published"
-        key = self._config.trust.of("trainer")
-
-        def fetch() -> str | None:
-            try:
-                materialise(self._store, version, folder / str(version), self._config.run, key)
-            except (NotFound, ValueError) as error:
-                return str(error)
-            return None
-
-        problem = self._ranks.each_does(
-            f"version {version} to be fetched", fetch, self._liveness.progress, first_of_node=True
-        )
-        if self._ranks.any(problem is not None, "a published version"):
-            raise NoBehaviour(
-                f"rows were sampled with version {version}, which has neither a state nor complete weights: {problem}"
-            )
         self._copy.give_weights()  # drops what a forward pass has gathered
-        self._policy.load_weights(_checkpoint(folder / str(version)))
-        if self._ranks.all(True, "a published version to be read by all") and self._ranks.first_on_node:
-            shutil.rmtree(folder)
+        try:
+            load_published(self._context, self._context.store, version, self._policy)
+        except NoWeights as error:
+            raise NoBehaviour(f"rows were sampled with version {version}, which has no state; {error}") from error
         return self._parts({f"{WEIGHTS}/{name}": parameter for name, parameter in trained(self._policy)})
 
     def _parts(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -126,11 +97,3 @@ class BehaviourWeights:
             for key, tensor in weights.items()
             if key.startswith(f"{WEIGHTS}/")
         }
-
-
-def _checkpoint(folder: Path) -> Iterator[tuple[str, Any]]:
-    """The tensors of a checkpoint by name, one file after the other, float32."""
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a dictionary
-                yield name, file.get_tensor(name).float()

@@ -14,14 +14,16 @@ from shoal.storage import Store
 from shoal.telemetry import Liveness
 from shoal.training.parallel import Ranks
 from shoal.training.progress import ProgressReporter
+from shoal.training.stored_weights import StoredWeights
 
 
 @dataclass(frozen=True)
 class TrainerContext:
     """`store` holds the run's data; `state_store` takes this trainer's states and reports, most often the same one.
 
-    Folders: `base` has the base checkpoint, `outbox` takes versions, `scratch` has files on their way to and from the store.
-    `attempt` names the pod. `signers`: whom to believe about documents of a role; None: `config.trust`, as in a run that goes on.
+    Folders: `base` has the base checkpoint, `outbox` takes versions, `scratch` has files on their way from the store. `weights` are those of the base
+    checkpoint; None: they lie in `base`. `attempt` names the pod. `signers`: whom to believe about documents of a role; None: `config.trust`, as in a
+    run that goes on.
     """
 
     config: RunConfig
@@ -35,6 +37,7 @@ class TrainerContext:
     liveness: Liveness
     ranks: Ranks
     signers: Callable[[Role], Signer] | None = None
+    weights: StoredWeights | None = None
 
     def signer(self, role: Role) -> Signer:
         """Who is believed as `role`."""

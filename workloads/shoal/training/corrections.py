@@ -34,6 +34,29 @@ class Corrected:
         return Corrected(*(getattr(self, field.name)[here] for field in fields(self)))
 
 
+@dataclass(frozen=True)
+class Correcting:
+    """A correction of a micro-batch whose old log-probabilities may still be unknown: `all` once they are known, or `tile` by tile."""
+
+    correction: MismatchCorrection
+    sampler: Float[Tensor, " tokens"]
+    completions: Packed
+
+    @property
+    def whole_completions(self) -> bool:
+        """Whether a token's factor depends on its completion's other tokens, so that only `all` can give it."""
+        return self.correction.sequence is not None
+
+    def all(self, old: Float[Tensor, " tokens"]) -> Corrected:
+        """The factors of all tokens."""
+        return corrected_weights(old, self.sampler, self.completions, self.correction)
+
+    def tile(self, old: Float[Tensor, " tile"], here: slice) -> Corrected:
+        """The factors of the tokens `here`, with their old log-probabilities."""
+        assert not self.whole_completions
+        return corrected_weights(old, self.sampler[here], self.completions, self.correction)
+
+
 def corrected_weights(
     old: Float[Tensor, " tokens"],
     sampler: Float[Tensor, " tokens"],

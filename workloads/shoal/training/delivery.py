@@ -1,13 +1,13 @@
-"""How a version leaves the trainer: its state made durable, its checkpoint into the outbox, its report written, what is old deleted.
+"""How a version leaves the trainer: a note of its step, its checkpoint into the outbox, its report; behind it its state, and what is old goes.
 The last one is put into the store as the run's result before it goes to the outbox. So a run that is complete has its result.
 
-In: a version's host copies with what was measured. Out: objects in the store and a folder in the outbox, in this order. So a version
-can be announced only after its state is durable. Runs in the background of every rank, one version at a time (`handover`). Called by
-`loop`.
+In: a version's host copies with what was measured. Out: objects in the store and a folder in the outbox, in this order. Runs in the background
+of every rank: one thread hands over one version at a time, another saves one state at a time. Called by `loop`.
 
-An announced number never gets other bytes. What says so is the seal `versions/<v>/weights.json` in the store: a version that has one is never
-handed over again. A step that had to be trained a second time (its state was damaged) gives the same bytes on the same number
-of ranks; they are bytes that differ by rounding on another. Then the published ones stand, training continues from its own, and the log says so.
+An announced number never gets other bytes. What says so is the seal `versions/<v>/weights.json` in the store, and before it the folder in the outbox:
+a version that has one is never handed over again, nor made again. A resume goes on from it, with the newest state there is (`published`).
+Where a published version cannot be taken up (adapters, which are merged in it; what trainers share), its state goes first. Should that be damaged,
+the step is trained again: with the same bytes on the same number of ranks. On another the published ones stand, and the log says so.
 
 The outbox is where a version waits for the publisher: `outbox/v000007/` appears by one rename, and the publisher takes it away. The result is
 `models/final/` and its seal `models/final.json`, which is written last: files without it are of a stop on the way, and whole ones are kept.
@@ -16,6 +16,7 @@ The outbox is where a version waits for the publisher: `outbox/v000007/` appears
 import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,9 @@ from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import BadSignature
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import NotFound, Store
-from shoal.storage.versions import read_sealed_manifest
+from shoal.storage.checkpoint_files import version_digest
+from shoal.storage.growing import GrowingWriter, clear_unfinished, discard, partial_folder
+from shoal.storage.versions import read_record, read_sealed_manifest
 from shoal.training.export import Export
 from shoal.training.objectives import needs_behaviour
 from shoal.training.parallel import Ranks
@@ -40,61 +43,53 @@ from shoal.training.retention import (
     best_version,
     delete_shards,
     encoded_against,
+    old_notes,
     old_states,
     old_versions,
     versions_with_shards,
 )
 from shoal.training.stability import History
-from shoal.training.state import States
+from shoal.training.state import MadeVersion, States
 
 
 class Outbox:
-    """Folders by version under `folder`, written by `export`."""
+    """Folders by version under `folder`, written by `export`. What an earlier attempt left half written goes when this is made."""
 
     def __init__(self, folder: Path, export: Export, ranks: Ranks) -> None:
         self._folder = folder
         self._export = export
         self._ranks = ranks.in_background
         folder.mkdir(parents=True, exist_ok=True)
+        if ranks.leader:
+            clear_unfinished(folder)
+
+    def holds(self, version: int) -> bool:
+        """Whether the version lies there already: what was handed over stands."""
+        there = (self._folder / keys.version_name(version)).is_dir()
+        return self._ranks.broadcast(there, "whether a version was handed over")
 
     def put(self, copies: Mapping[str, Tensor], version: int) -> None:
-        """Write the version unless it lies there already: what was handed over stands."""
+        """Hand a version over that is not there yet. The publisher reads on while it is written, and counts it from its rename on."""
         target = self._folder / keys.version_name(version)
-        if self._ranks.broadcast(target.is_dir(), "whether a version was handed over"):
-            return
-        partial = self.write(copies, version)
+        growing = GrowingWriter(partial_folder(self._folder, version))
+        try:
+            partial = self.write(copies, version, growing)
+        finally:
+            growing.close()
         if self._ranks.leader:
             for path in partial.iterdir():
                 _flush(path)
             partial.rename(target)
             _flush(self._folder)
+            growing.end()
 
-    def digest(self, copies: Mapping[str, Tensor], version: int) -> str:
-        """SHA-256 that the version would have if it were published: over its files, in order of their names. Empty but on the leader."""
-        partial = self.write(copies, version)
-        if not self._ranks.leader:
-            return ""
-        found = version_digest(partial)
-        shutil.rmtree(partial)
-        return found
-
-    def write(self, copies: Mapping[str, Tensor], version: int) -> Path:
-        """A folder with the version's files, which the publisher does not look at; the leader removes it."""
-        partial = self._folder / f"partial-{keys.version_name(version)}"
+    def write(self, copies: Mapping[str, Tensor], version: int, growing: GrowingWriter | None = None) -> Path:
+        """A folder with the version's files, which the publisher does not look at without `growing`; the leader removes it."""
+        partial = partial_folder(self._folder, version)
         if self._ranks.leader:
-            shutil.rmtree(partial, ignore_errors=True)
-        self._export.write(copies, partial)
+            discard(partial)  # of what failed here before
+        self._export.write(copies, partial, growing)
         return partial
-
-
-def version_digest(folder: Path) -> str:
-    """SHA-256 of a version, in hex, as its manifest has it: over its files, in order of their names."""
-    running = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        with path.open("rb") as file:
-            while data := file.read(1 << 22):
-                running.update(data)
-    return running.hexdigest()
 
 
 def _flush(path: Path) -> None:
@@ -115,9 +110,12 @@ class Final:
         self._outbox = outbox
         self._ranks = ranks.in_background
 
-    def put(self, copies: Mapping[str, Tensor], version: int) -> None:
-        """Make `version` the result, unless it is already. The result of a run that was given more steps is replaced."""
-        if self._ranks.broadcast(self._is_there(version), "whether the result is written"):
+    def put(self, copies: Mapping[str, Tensor], version: int, *, in_the_world: bool) -> None:
+        """Make `version` the result, unless it is already. The result of a run that was given more steps is replaced.
+
+        So is that of an attempt which ended before it handed the version over (not `in_the_world`): its bytes may have been others.
+        """
+        if self._ranks.broadcast(in_the_world and self._is_there(version), "whether the result is written"):
             return
         folder = self._outbox.write(copies, version)
         if not self._ranks.leader:
@@ -160,6 +158,11 @@ class VersionArtifacts:
     history: History
     save: bool
 
+    def made(self, run: str) -> MadeVersion:
+        return MadeVersion(
+            run=run, version=self.version, updates=self.updates, metrics=self.metrics, history=self.history
+        )
+
 
 class Delivery:
     """Delivers the versions of one run."""
@@ -174,9 +177,13 @@ class Delivery:
         ranks: Ranks,
         *,
         publishes: bool = True,
+        state_first: bool = False,
     ) -> None:
-        """Without `publishes` (another trainer announces the run's versions) only states and reports are kept."""
+        """Without `publishes` (another trainer announces the run's versions) only states and reports are kept. `state_first`: no version may be in
+        the world before its state is durable."""
         self._publishes = publishes
+        self._state_first = state_first
+        self._tidying = threading.Lock()
         self._config = config
         self._store = store
         self._states = states
@@ -191,39 +198,56 @@ class Delivery:
         if self._ranks.device.type == "cuda":
             # A new thread begins on device 0: each rank's would take some hundred megabytes of the leader's device.
             torch.cuda.set_device(self._ranks.device)
-        if artifacts.save:
-            self._states.save(
-                artifacts.version, artifacts.tensors, artifacts.updates, artifacts.metrics, artifacts.history
-            )
-        if self._publishes:
-            self._publish(artifacts)
+        if artifacts.save and self._state_first:
+            self._save(artifacts)
+        first = self._publishes and self._publish(artifacts)
         if self._ranks.leader:
             if artifacts.metrics is not None:
-                self._progress.report(artifacts.metrics)
+                self._progress.report(artifacts.metrics, replace=first)
             self._delete_old(artifacts.history)
 
-    def _publish(self, artifacts: VersionArtifacts) -> None:
-        if artifacts.version == self._config.steps:
-            self._final.put(artifacts.tensors, artifacts.version)
-        published = self._ranks.leader and self._store.exists(keys.version_weights(artifacts.version))
-        if not self._ranks.broadcast(published, "whether a version is published"):
-            self._outbox.put(artifacts.tensors, artifacts.version)
-        elif artifacts.save:
+    def save(self, artifacts: VersionArtifacts) -> None:
+        """The version's state, behind `deliver`, unless that saved it first; all ranks call this, in a thread of its own."""
+        self._save(artifacts)
+        if self._ranks.leader:
+            self._delete_old(artifacts.history)
+
+    def _save(self, artifacts: VersionArtifacts) -> None:
+        self._states.save(artifacts.version, artifacts.tensors, artifacts.updates, artifacts.metrics, artifacts.history)
+
+    def _publish(self, artifacts: VersionArtifacts) -> bool:
+        """Whether the version's step is to be reported again: a report that is there may be of an attempt whose outbox was lost. For a version that
+        waits in the outbox there is its own report, unless it was made again from a state."""
+        version = artifacts.version
+        published = self._ranks.leader and self._store.exists(keys.version_weights(version))
+        published = self._ranks.broadcast(published, "whether a version is published")
+        in_the_world = published or self._outbox.holds(version)
+        if self._ranks.leader and not in_the_world:
+            self._states.note(artifacts.made(self._config.run))
+        if version == self._config.steps:
+            self._final.put(artifacts.tensors, version, in_the_world=in_the_world)
+        if not in_the_world:
+            self._outbox.put(artifacts.tensors, version)
+        elif published and artifacts.save and self._state_first:
             self._compare(artifacts)
+        return not in_the_world or not (published or self._state_first)
 
     def _compare(self, artifacts: VersionArtifacts) -> None:
         """A version was made again that the world has already: say whether it came out the same."""
-        digest = self._outbox.digest(artifacts.tensors, artifacts.version)
+        folder = self._outbox.write(artifacts.tensors, artifacts.version)
         if not self._ranks.leader:
             return
         log = telemetry.get_logger().bind(version=artifacts.version)
         try:
             published = read_sealed_manifest(self._store, artifacts.version, self._trainer_key).sha256
+            digest = version_digest(read_record(self._store, artifacts.version, self._trainer_key), folder)
         except (ValueError, BadSignature) as error:
             log.error(
                 "the trainer did not sign the seal of a published version; leaving it unchanged", reason=str(error)
             )
             return
+        finally:
+            shutil.rmtree(folder)
         if published == digest:
             log.info("made a version again, with the published bytes")
         else:
@@ -234,6 +258,10 @@ class Delivery:
             )
 
     def _delete_old(self, history: History) -> None:
+        with self._tidying:
+            self._delete_states_and_versions(history)
+
+    def _delete_states_and_versions(self, history: History) -> None:
         sealed = self._states.sealed()
         old = old_states(sealed, self._config, history, behaviour=needs_behaviour(self._config.recipe))
         for version in old:
@@ -241,5 +269,8 @@ class Delivery:
         served = versions_with_shards(self._store)
         bases = encoded_against(self._store, served, self._trainer_key)
         best = best_version(self._store) if self._config.evaluation is not None else None
-        for version in old_versions(served, set(sealed) - set(old), self._config, bases, best):
+        gone = old_versions(served, set(sealed) - set(old), self._config, bases, best)
+        for version in gone:
             delete_shards(self._store, version)
+        for version in old_notes(self._states.notes(), [version for version in served if version not in gone]):
+            self._states.forget_note(version)

@@ -1,27 +1,30 @@
 """Policy versions as Hugging Face checkpoints: the base model's own files, and new weights in the dtype of serving.
 
-In: the base checkpoint's folder, the policy, and host copies of its trained weights. Out: a folder that transformers and vLLM load. Tensors
-are gathered from the ranks, merged with their adapters, converted and written one after the other: no second copy of the model is ever in
-memory, and nothing here touches what is being trained. The same weights give the same bytes on any number of ranks. Called by `delivery`.
+In: the base checkpoint's folder, the policy, and host copies of its trained weights. Out: a folder that transformers and vLLM load. Each tensor is
+converted where it lies, gathered at the rank that writes it, and written in its place: no second copy of the model is ever in memory, and
+nothing here touches what is being trained. The same weights give the same bytes on any number of ranks. Called by `delivery`.
 """
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
+from shoal.storage.growing import GrowingWriter, Piece
 from shoal.training.host_copy import WEIGHTS, local
 from shoal.training.lora import ADAPTERS, LoraLinear, merged_weight
 from shoal.training.model import Policy, served_dtype
-from shoal.training.parallel import Ranks
+from shoal.training.parallel import Ranks, waiting_for
 
 WEIGHTS_FILE = "model.safetensors"
 FILE_BYTES = 5_000_000_000
@@ -43,65 +46,130 @@ class Entry:
     adapter: tuple[str, str, float] | None
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A tensor's place in the checkpoint: its file, where its bytes begin there, and the rank that writes it."""
+
+    entry: Entry
+    file: str
+    start: int
+    writer: int
+
+
 class Export:
-    """Writes versions of one policy. Made once, while nothing runs; frozen weights are read from the policy itself, they never change."""
+    """Writes versions of one policy. Made once, while nothing runs; frozen weights are read from the policy itself, they never change.
+
+    Every rank of the leader's machine is a writer: each tensor goes to one of them, in the dtype of serving, and they write side by side. At 65.5 GB
+    over four pods three quarters pass the leader's network card, 16 s at 25 Gb/s. A writer holds one tensor, 1.5 GB at most of 32B.
+    """
 
     def __init__(self, policy: Policy, base: Path, ranks: Ranks, *, file_bytes: int = FILE_BYTES) -> None:
         self._base = base
-        self._file_bytes = file_bytes
-        self._ranks = ranks
+        self._ranks = ranks.in_background
         self._dtype = served_dtype(base)
-        self._entries = _entries(policy)
+        self._parts = cut(_entries(policy), self._dtype.itemsize, file_bytes)
+        self._placed = placed(self._parts, self._dtype, min(ranks.world, ranks.on_a_machine))
 
-    def write(self, copies: Mapping[str, Tensor], folder: Path) -> None:
-        """Write the version whose trained weights are `copies` to the new folder `folder`. All ranks call this; the leader writes."""
+    def write(self, copies: Mapping[str, Tensor], folder: Path, growing: GrowingWriter | None = None) -> None:
+        """Write the version whose trained weights are `copies` to the new folder `folder`. All ranks call this. `growing` is told what is there."""
         if self._ranks.leader:
             folder.mkdir(parents=True)
             _copy_companions(self._base, folder)
-        parts = cut(self._entries, self._dtype.itemsize, self._file_bytes)
-        for number, part in enumerate(parts, 1):
-            self._write_file(copies, part, folder / file_name(number, len(parts)))
-        if self._ranks.leader and len(parts) > 1:
-            (folder / f"{WEIGHTS_FILE}.index.json").write_text(json.dumps(index(parts, self._dtype.itemsize), indent=2))
+            self._write_headers(folder)
+            if growing is not None:
+                growing.begin(Piece(place.file, place.start, self._size(place)) for place in self._placed)
+        self._ranks.all(True, "the files of a version to be begun")
+        with ExitStack() as stack:
+            files: dict[str, int] = {}
+            for number, place in enumerate(self._placed):
+                chunks = self._at_writer(copies, place)
+                if self._ranks.rank == place.writer:
+                    if place.file not in files:
+                        files[place.file] = os.open(folder / place.file, os.O_WRONLY)
+                        stack.callback(os.close, files[place.file])
+                    write_at(files[place.file], place.start, chunks)
+                    if growing is not None:
+                        growing.wrote(number)
+        self._ranks.all(True, "the files of a version to be written")
+
+    def _size(self, place: Placed) -> int:
+        return int(math.prod(place.entry.shape) * self._dtype.itemsize)
+
+    def _write_headers(self, folder: Path) -> None:
+        for number, part in enumerate(self._parts, 1):
+            head = header(part, self._dtype)
+            with (folder / file_name(number, len(self._parts))).open("wb") as file:
+                file.write(head)
+                file.truncate(len(head) + sum(math.prod(entry.shape) for entry in part) * self._dtype.itemsize)
+        if len(self._parts) > 1:
+            described = index(self._parts, self._dtype.itemsize)
+            (folder / f"{WEIGHTS_FILE}.index.json").write_text(json.dumps(described, indent=2))
 
     @torch.no_grad()
-    def _write_file(self, copies: Mapping[str, Tensor], entries: Sequence[Entry], path: Path) -> None:
-        with path.open("wb") if self._ranks.leader else nullcontext() as file:
-            if file is not None:
-                file.write(header(entries, self._dtype))
-            for entry in entries:
-                tensor = self._whole(copies, entry)
-                if file is not None:
-                    served = tensor.to(self._dtype).contiguous()
-                    file.write(memoryview(served.reshape(-1).view(torch.uint8).numpy()))
-
-    def _whole(self, copies: Mapping[str, Tensor], entry: Entry) -> Tensor:
-        """The tensor, whole, on the host of every rank."""
-        weight = gathered(copies[entry.key] if entry.frozen is None else entry.frozen, self._ranks)
+    def _at_writer(self, copies: Mapping[str, Tensor], place: Placed) -> list[Tensor]:
+        """The tensor at its writer, in chunks of rows, in the dtype of serving; nothing elsewhere."""
+        entry, ranks = place.entry, self._ranks
+        weight = copies[entry.key] if entry.frozen is None else entry.frozen
         if entry.adapter is None:
-            return weight
+            return gathered(weight, ranks, place.writer, self._dtype)
         lora_a, lora_b, scale = entry.adapter
-        return merged_weight(
-            weight, gathered(copies[lora_a], self._ranks), gathered(copies[lora_b], self._ranks), scale
-        )
+        # What is merged is rounded once, after.
+        wholes = [gathered(each, ranks, place.writer) for each in (weight, copies[lora_a], copies[lora_b])]
+        if ranks.rank != place.writer:
+            return []
+        whole, first, second = (torch.cat(chunks) for chunks in wholes)
+        return [merged_weight(whole, first, second, scale).to(self._dtype)]
 
 
-def gathered(tensor: Tensor, ranks: Ranks) -> Tensor:
-    """The whole of a sharded tensor, through the background's group on the host; one that is not sharded as it is."""
-    part = local(tensor)
-    if not isinstance(tensor, DTensor):
-        return part.cpu()
-    if ranks.world == 1:
-        return part.cpu()
-    on_host = DTensor.from_local(
-        part.cpu(),
-        ranks.background_mesh,
-        tensor.placements,
-        run_check=False,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
-    return on_host.full_tensor()
+def gathered(tensor: Tensor, ranks: Ranks, writer: int, dtype: torch.dtype | None = None) -> list[Tensor]:
+    """A tensor that is sharded by rows at `writer`, in chunks of rows on the host, converted before they travel; nothing at the other ranks.
+
+    Goes through the background's group: `ranks` are those `in_background`. One that is not sharded is at every rank.
+    """
+    part = local(tensor).cpu()
+    part = (part if dtype is None else part.to(dtype)).contiguous()
+    if not isinstance(tensor, DTensor) or ranks.world == 1:
+        return [part] if ranks.rank == writer else []
+    if tuple(tensor.placements) != (Shard(0),):
+        raise ValueError(f"a weight is sharded as {tensor.placements}, must be by rows")
+    most = -(-tensor.shape[0] // ranks.world)
+    # Equally long parts, as bytes: gloo knows no half.
+    padded = part if part.shape[0] == most else torch.cat([part, part.new_zeros(most - part.shape[0], *part.shape[1:])])
+    sent = padded.reshape(-1).view(torch.uint8)
+    found = [torch.empty_like(sent) for _ in range(ranks.world)] if ranks.rank == writer else None
+    with waiting_for("a weight at the rank that writes it", ranks.rank):
+        dist.gather(sent, found, dst=writer, group=ranks.group)
+    if found is None:
+        return []
+    rows = [max(0, min(most, tensor.shape[0] - rank * most)) for rank in range(ranks.world)]
+    return [
+        each.view(part.dtype).reshape(most, *part.shape[1:])[:count]
+        for each, count in zip(found, rows, strict=True)
+        if count
+    ]
+
+
+def placed(parts: Sequence[Sequence[Entry]], dtype: torch.dtype, writers: int) -> list[Placed]:
+    """Where each tensor goes, in order. The writer is the one with the fewest bytes so far."""
+    found, load = [], [0] * writers
+    for number, part in enumerate(parts, 1):
+        start = len(header(part, dtype))
+        for entry in part:
+            writer = load.index(min(load))
+            found.append(Placed(entry, file_name(number, len(parts)), start, writer))
+            size = math.prod(entry.shape) * dtype.itemsize
+            start += size
+            load[writer] += size
+    return found
+
+
+def write_at(file: int, start: int, chunks: Sequence[Tensor]) -> None:
+    """Write tensors of the host one after the other, from byte `start` on."""
+    for chunk in chunks:
+        left = memoryview(chunk.contiguous().reshape(-1).view(torch.uint8).numpy())
+        while left:
+            count = os.pwrite(file, left, start)
+            left, start = left[count:], start + count
 
 
 def cut(entries: Sequence[Entry], item_bytes: int, file_bytes: int) -> list[list[Entry]]:

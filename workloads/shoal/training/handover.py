@@ -1,7 +1,7 @@
 """Work behind the trainer's back: one job at a time in a thread, whose end somebody waits for and whose errors somebody sees.
 
-In: jobs (save the state of a version, write its outbox folder, report). Out: nothing but their effects. While one runs the next step trains; a
-second one waits until the first is done, so that at most one version is in flight and host buffers may be used again. Called by `loop`.
+In: jobs (hand a version over; save a state). Out: nothing but their effects. While one runs the next step trains; a second one waits
+until the first is done, so that host buffers may be used again. The loop has one of these to publish and one to save.
 """
 
 import threading
@@ -12,19 +12,23 @@ from prometheus_client import Gauge
 
 from shoal.telemetry import unmeasured
 
-IN_FLIGHT_SECONDS = unmeasured(Gauge("shoal_trainer_handover_seconds", "Time to save and hand over the last version."))
+IN_FLIGHT_SECONDS = unmeasured(Gauge("shoal_trainer_handover_seconds", "Time to hand over the last version."))
+STATE_SECONDS = unmeasured(
+    Gauge("shoal_trainer_state_seconds", "Time from the handover of a version to its saved state, for the last one.")
+)
 BLOCKED_SECONDS = unmeasured(
     Gauge(
         "shoal_trainer_handover_blocked_seconds",
-        "Time that the last step waited for the previous version's handover.",
+        "Time that the last step waited for handover and state of previous versions.",
     )
 )
 
 
 class Handover:
-    """One thread a job. Every method is called from the main thread."""
+    """One thread a job. Every method but `failed` is called from the main thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: Gauge = IN_FLIGHT_SECONDS) -> None:
+        self._seconds = seconds
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -46,6 +50,11 @@ class Handover:
         if self._error is not None:
             raise self._error
 
+    @property
+    def failed(self) -> bool:
+        """Whether a job ended with an error."""
+        return self._error is not None
+
     def settle(self, seconds: float) -> bool:
         """Before the process ends: give the job this long, and say whether it is done. Errors are no longer of interest."""
         if self._thread is not None:
@@ -58,4 +67,4 @@ class Handover:
             job()
         except BaseException as error:  # raised in the main thread by `check`
             self._error = error
-        IN_FLIGHT_SECONDS.set(time.monotonic() - started)
+        self._seconds.set(time.monotonic() - started)

@@ -1,8 +1,9 @@
 """A copy of all that is trained in the host's memory: what is saved and published while the next step already changes the originals.
 
 In: policy and optimizer, sharded or not. Out: tensors by key, each rank its own shards, ready for `torch.distributed.checkpoint`; and the way back,
-when a state was read into them. One set of buffers is used again for every version, so taking a copy costs one pass over memory. Called by
-`loop` and `state`.
+when a state was read into them. Buffers are used again, so taking a copy costs one pass over memory. Versions whose state is not saved have a
+set of their own, with the weights alone: 4 bytes a parameter more. So a state may still be on its way while the next version is copied. Called
+by `loop` and `state`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -13,14 +14,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
-from shoal.training.optimizer import Optimizer
+from shoal.training.optimizer import MOMENTS, Optimizer
 from shoal.training.parallel import Ranks
 
 WEIGHTS = "weights"
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""State that torch's AdamW keeps for a parameter."""
 
 
 class ExtraState(Protocol):
@@ -50,6 +49,17 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def own_rows(tensor: Tensor) -> tuple[int, int]:
+    """First row and number of rows of this rank's part; all of a tensor that is not sharded. One without dimensions is one row."""
+    if not isinstance(tensor, DTensor):
+        return 0, tensor.shape[0] if tensor.shape else 1
+    if tuple(tensor.placements) != (Shard(0),):
+        raise ValueError(f"a tensor is sharded as {tensor.placements}, must be by rows")
+    most = -(-tensor.shape[0] // tensor.device_mesh.size())
+    first = min(tensor.device_mesh.get_local_rank() * most, tensor.shape[0])
+    return first, min(most, tensor.shape[0] - first)
+
+
 @dataclass(frozen=True)
 class Learner:
     """A model that is trained, with its optimizer."""
@@ -74,17 +84,25 @@ class _Part:
         """All that a copy holds of this learner, by key."""
         for name, parameter in self.trained.items():
             yield self.key(WEIGHTS, name), parameter
-            for moment, value in self.optimizer.adamw.state.get(parameter, {}).items():
-                if moment in MOMENTS:
-                    yield self.key(moment, name), value
+            state = self.optimizer.state(parameter)
+            for moment in self.optimizer.state_names(parameter):
+                if moment in state:
+                    yield self.key(moment, name), state[moment]
 
     def like(self, key: str) -> Tensor | None:
         """A tensor of the shape and sharding that `key` has; None for a key that is not this learner's."""
         kind, _, name = key.partition("/")
         if kind == f"{self.prefix}step":
             return torch.zeros(())
-        kinds = {f"{self.prefix}{kind}" for kind in (WEIGHTS, *MOMENTS)}
-        return self.trained[name] if kind in kinds else None
+        return self.trained[name] if kind in {f"{self.prefix}{kind}" for kind in (WEIGHTS, *MOMENTS)} else None
+
+    def keys_of_moments(self) -> set[str]:
+        """Under which a state may hold what the optimizer keeps."""
+        return {
+            self.key(moment, name)
+            for name, parameter in self.trained.items()
+            for moment in self.optimizer.state_names(parameter)
+        }
 
     @torch.no_grad()
     def put_weights(self, weights: Mapping[str, Tensor]) -> None:
@@ -96,20 +114,23 @@ class _Part:
             local(parameter).copy_(local(weights[self.key(WEIGHTS, name)]))
 
     def put_moments(self, tensors: Mapping[str, Tensor]) -> None:
-        """AdamW's moments by key into the optimizer, which forgets those that it had."""
-        state = self.optimizer.adamw.state
-        state.clear()
+        """The optimizer's moments by key into the optimizer, which forgets those that it had."""
+        self.optimizer.forget()
         for name, parameter in self.trained.items():
-            moments = {moment: tensors[key] for moment in MOMENTS if (key := self.key(moment, name)) in tensors}
+            names = self.optimizer.state_names(parameter)
+            moments = {moment: tensors[key] for moment in names if (key := self.key(moment, name)) in tensors}
             if moments:
-                state[parameter] = {
-                    moment: kept.clone() if moment == "step" else _like(parameter, kept)
-                    for moment, kept in moments.items()
-                }
+                self.optimizer.take_up(
+                    parameter,
+                    {
+                        moment: kept.clone() if moment == "step" else _like(parameter, kept)
+                        for moment, kept in moments.items()
+                    },
+                )
 
 
 class HostCopy:
-    """Host copies of the weights `weights/<parameter>`, AdamW's moments `<moment>/<parameter>` and random states `random/<kind>/<rank>`.
+    """Host copies of weights `weights/<parameter>`, the optimizer's moments `<moment>/<parameter>` and random states `random/<kind>/<rank>`.
 
     `learners` are trained beside the policy, and copied and given back together with it: their kinds begin with name and dot. `extra` is other state.
     """
@@ -127,16 +148,26 @@ class HostCopy:
         self._parts = [self._policy, *(_Part(f"{name}.", learner) for name, learner in learners.items())]
         self._ranks = ranks
         self._buffers: dict[str, Tensor] = {}
+        self._weights_buffers: dict[str, Tensor] = {}
         self.tensors: dict[str, Tensor] = {}
 
     def take(self) -> None:
-        """Copy everything as it is now."""
-        self.tensors = {key: self._copied(key, live) for part in self._parts for key, live in part.live()}
+        """Copy everything as it is now. Nothing reads the copies before this one any more."""
+        self.tensors = {
+            key: self._copied(key, live, self._buffers) for part in self._parts for key, live in part.live()
+        }
         if self._ranks.device.type == "cuda":
             torch.cuda.synchronize()
         self.tensors |= self._random_states()
         for extra in self._extra:
             self.tensors |= extra.tensors()
+
+    def take_weights(self) -> None:
+        """Copy the policy's weights alone; what `take` copied last stays as it is."""
+        weights = {self._policy.key(WEIGHTS, name): live for name, live in self._policy.trained.items()}
+        self.tensors = {key: self._copied(key, live, self._weights_buffers) for key, live in weights.items()}
+        if self._ranks.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def expect(self, keys: set[str]) -> dict[str, Tensor]:
         """Tensors to read a state with these keys into. Random states of ranks that are no more are left out. Raises WrongState for what lies
@@ -146,7 +177,7 @@ class HostCopy:
         for key in keys:
             for part in self._parts:
                 if (like := part.like(key)) is not None:
-                    self.tensors[key] = self._host_like(key, like)
+                    self.tensors[key] = self._host_like(key, like, self._buffers)
         self.tensors = {key: tensor for key, tensor in self.tensors.items() if key in keys}
         self.tensors |= {key: state for key, state in self._random_states().items() if key in keys}
         for extra in self._extra:
@@ -159,6 +190,12 @@ class HostCopy:
         return {
             part.key(WEIGHTS, name): parameter.shape for part in self._parts for name, parameter in part.trained.items()
         }
+
+    def other_moments(self, keys: Collection[str]) -> list[str]:
+        """Those keys of a state that another optimizer than this one keeps."""
+        ours = {key for part in self._parts for key in part.keys_of_moments()}
+        kinds = {f"{part.prefix}{kind}" for part in self._parts for kind in ("step", *MOMENTS)}
+        return sorted(key for key in keys if key.partition("/")[0] in kinds and key not in ours)
 
     def empty_weights(self) -> dict[str, Tensor]:
         """Tensors of their own, to read another version's weights of the policy into."""
@@ -189,20 +226,20 @@ class HostCopy:
         """Put the weights of some version, by key, into the policy; what a forward pass had gathered of others is dropped."""
         self._policy.put_weights(weights)
 
-    def _copied(self, key: str, live: Tensor) -> Tensor:
-        copy = self._host_like(key, live)
+    def _copied(self, key: str, live: Tensor, buffers: dict[str, Tensor]) -> Tensor:
+        copy = self._host_like(key, live, buffers)
         local(copy).copy_(local(live), non_blocking=True)
         return copy
 
     @torch.no_grad()
-    def _host_like(self, key: str, live: Tensor) -> Tensor:
+    def _host_like(self, key: str, live: Tensor, buffers: dict[str, Tensor]) -> Tensor:
         """The buffer of this key on the host, sharded as `live` is."""
         part = local(live)
-        buffer = self._buffers.get(key)
+        buffer = buffers.get(key)
         if buffer is None or buffer.shape != part.shape:
             pinned = self._ranks.device.type == "cuda" and part.device.type == "cuda"
             buffer = torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=pinned)
-            self._buffers[key] = buffer
+            buffers[key] = buffer
         return self._wrapped(buffer, live)
 
     @torch.no_grad()

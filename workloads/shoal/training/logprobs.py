@@ -15,6 +15,8 @@ from torch import Tensor
 
 TILE_ELEMENTS = 1 << 24
 """Logits held at once: 64 MiB in float32. Fewer, and the matrix products lose speed on thin tiles."""
+ACCELERATOR_TILE_ELEMENTS = 5 << 26
+"""The same on an accelerator, 1.25 GiB: 2,208 rows of 151,936 words. Each tile adds to the whole weight's gradient, 3.1 GB at 32B in float32."""
 BLOCK_ELEMENTS = 1 << 18
 """On a CPU the elementwise work goes through a tile in blocks of 1 MiB. These stay in the core's cache from one operation to the next."""
 
@@ -76,12 +78,14 @@ class _HeadLoss(torch.autograd.Function):
         of_states, of_weight = ctx.needs_input_grad[:2]
         tiles.prepare_gradients(of_states, of_weight)
         loss = torch.zeros((), dtype=tiles.logprobs.dtype, device=states.device)
-        scored: list[Tensor] = []
+        held: Tensor | None = None
         if look is not None:
             for here in tiles:
-                scored = [tiles.score(here)]
+                held = None  # on an accelerator a tile is free before the next one is made
+                held = tiles.score(here)
             look(tiles.logprobs)
-        held = scored[0] if scored and len(scored[0]) == len(targets) else None
+            if held is not None and len(held) < len(targets):
+                held = None
         for here in tiles:
             logits = tiles.score(here) if held is None else held
             with torch.enable_grad():
@@ -93,6 +97,7 @@ class _HeadLoss(torch.autograd.Function):
                 by_logprob, by_entropy = torch.autograd.grad(share, (logprobs, entropy), allow_unused=True)
                 by_logprob = torch.zeros_like(logprobs) if by_logprob is None else by_logprob
                 tiles.differentiate(here, logits, by_logprob, by_entropy)
+            del logits
         ctx.gradients = tiles.gradients()
         ctx.mark_non_differentiable(tiles.logprobs, tiles.entropy)
         return loss, tiles.logprobs, tiles.entropy
@@ -118,12 +123,13 @@ class _Tiles:
         if states.dtype != torch.float64 and not self._halves:
             states, weight = states.float(), weight.float()  # a CPU has no product of halves with a float32 result
         self._states, self._weight, self._targets = states, weight, targets
-        kind = torch.float64 if states.dtype == torch.float64 else torch.float32
+        self._kind = kind = torch.float64 if states.dtype == torch.float64 else torch.float32
         self._rows = max(1, min(tokens, tile_elements // vocabulary))
         self._block = self._rows if states.is_cuda else max(1, BLOCK_ELEMENTS // vocabulary)
         self._inverse = temperatures.to(kind).reciprocal()[:, None]
         self._tempered = bool((temperatures != 1).any())
-        self._logits = states.new_empty((self._rows, vocabulary), dtype=kind)
+        # Products of halves are tensors of their own: no room is kept for them.
+        self._logits = states.new_empty((0 if self._halves else self._rows, vocabulary), dtype=kind)
         self._scratch = states.new_empty((min(self._block, self._rows), vocabulary), dtype=kind)
         self._log_sums = states.new_empty(tokens, dtype=kind)
         self.logprobs = states.new_empty(tokens, dtype=kind)
@@ -135,7 +141,7 @@ class _Tiles:
         """Room for those that are wanted; the weight's is summed in float32 over the tiles."""
         self._of_states = torch.zeros_like(self._states) if of_states else None
         if of_weight:
-            self._of_weight = self._weight.new_zeros(self._weight.shape, dtype=self._logits.dtype)
+            self._of_weight = self._weight.new_zeros(self._weight.shape, dtype=self._kind)
 
     def __iter__(self) -> Iterator[slice]:
         for start in range(0, len(self._targets), self._rows):

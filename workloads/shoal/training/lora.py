@@ -28,7 +28,8 @@ class LoraLinear(torch.nn.Linear):
         super().__init__(base.in_features, base.out_features, base.bias is not None, device="meta")
         self.weight, self.bias = base.weight, base.bias
         self.scale = alpha / rank
-        kind = {"dtype": base.weight.dtype, "device": base.weight.device}
+        # Of a model whose weights are still to be read, adapters are there from the beginning: nobody reads them.
+        kind = {"dtype": base.weight.dtype, "device": "cpu" if base.weight.is_meta else base.weight.device}
         self.lora_a = torch.nn.Parameter(torch.empty(rank, base.in_features, **kind))
         self.lora_b = torch.nn.Parameter(torch.zeros(base.out_features, rank, **kind))
         torch.nn.init.kaiming_uniform_(self.lora_a, a=5**0.5)  # as nn.Linear is initialised

@@ -24,7 +24,7 @@ from shoal.contracts.algorithm import Dppo
 from shoal.contracts.recipe import Recipe
 from shoal.contracts.schedules import Schedules, value_at
 from shoal.training.completions import Packed
-from shoal.training.corrections import Corrected
+from shoal.training.corrections import Corrected, Correcting
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,8 @@ def _importance(inputs: LossInputs, weights: LossWeights) -> tuple[Float[Tensor,
 class MicroLoss:
     """The loss of one micro-batch, asked for tile by tile: `logprobs.head_loss` calls it with what it has just computed.
 
-    Tensors and `correction` are full-length; `sums` has the `SUMS` of all tiles so far. `old` None: the policy itself is the old one, so that
-    ratios are 1; afterwards `old` has its log-probabilities. Objectives of whole completions need `completions`, and `look` to be called first.
+    Tensors are full-length; `sums` has the `SUMS` of all tiles so far. `old` None: the policy itself is the old one, so that ratios are 1;
+    afterwards `old` has its log-probabilities. Where `needs_look`, `look` must be called first. Objectives of whole completions need `completions`.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class MicroLoss:
         weights: LossWeights,
         divisor: float,
         completions: Packed | None = None,
-        correction: Corrected | None = None,
+        correction: Correcting | None = None,
     ) -> None:
         if divisor <= 0:
             raise ValueError(
@@ -233,6 +233,9 @@ class MicroLoss:
         self._reference, self._advantages, self._behaviour = reference, advantages, behaviour
         self._objective, self._weights, self._divisor = objective, weights, divisor
         self._completions, self._correction = completions, correction
+        self._corrected = None if correction is None or old is None else correction.all(old)
+        unknown = correction is not None and old is None and correction.whole_completions
+        self.needs_look = objective.whole_completions or unknown
         self._ratios: Float[Tensor, " completion"] | None = None
         self._lengths: Float[Tensor, " completion"] | None = None
         if objective.divisor == "completions":
@@ -241,11 +244,14 @@ class MicroLoss:
         self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=advantages.device)
 
     def look(self, logprobs: Float[Tensor, " completion"]) -> None:
-        """Fix each completion's ratio, from the log-probabilities of all tokens."""
-        assert self._completions is not None
+        """Fix what belongs to whole completions, from the log-probabilities of all tokens: their ratios, and the correction."""
         if self.old is None:
             self.old = logprobs.detach().clone()
-        self._ratios = torch.exp(self._completions.spread_means(logprobs.detach() - self.old))
+        if self._objective.whole_completions:
+            assert self._completions is not None
+            self._ratios = torch.exp(self._completions.spread_means(logprobs.detach() - self.old))
+        if self._correction is not None and self._corrected is None:
+            self._corrected = self._correction.all(self.old)
 
     def __call__(
         self, here: slice, logprobs: Float[Tensor, " tile"], entropy: Float[Tensor, " tile"]
@@ -255,6 +261,9 @@ class MicroLoss:
             self.old = logprobs.new_empty(len(self._advantages))
         if self._own:
             self.old[here] = logprobs.detach()
+        corrected = None if self._corrected is None else self._corrected.part(here)
+        if self._correction is not None and corrected is None:
+            corrected = self._correction.tile(self.old[here], here)
         inputs = LossInputs(
             logprobs=logprobs,
             entropy=entropy,
@@ -263,7 +272,7 @@ class MicroLoss:
             advantages=self._advantages[here],
             behaviour_logprobs=None if self._behaviour is None else self._behaviour[here],
             completion_ratios=None if self._ratios is None else self._ratios[here],
-            correction=None if self._correction is None else self._correction.part(here),
+            correction=corrected,
         )
         per_token, sums = token_losses(inputs, self._objective, self._weights)
         self.sums += sums

@@ -33,12 +33,26 @@ class PeerLost(RuntimeError):
     """Another rank did not come to an agreement in time, or is gone; the message says which agreement."""
 
 
+class BadDivision(ValueError):
+    """The ranks cannot be divided as the settings say; the message says what can."""
+
+
+@dataclass(frozen=True)
+class ContextGroup:
+    """The ranks that share each pack, `size` of them in a row, and this one's place among them (`context_parallel`)."""
+
+    rank: int
+    size: int
+    group: dist.ProcessGroup = field(repr=False)
+
+
 @dataclass(frozen=True)
 class Ranks:
     """One process among the trainer's: `rank` of `world`, `local_rank` on its machine; `mesh` has one dimension over all ranks.
 
-    `background` and `background_mesh` are a group of its own for the thread that saves, so that its collectives, all on the host, never meet
-    the training's; `group` is the one that the agreements below go through, the training's unless these are the ranks `in_background`.
+    `background` and `background_mesh` are a group of its own for the thread that publishes, `saving` one for the thread that saves states: so
+    their collectives, all on the host, never meet the training's or each other's. `group` is the one that the agreements below go through:
+    the training's, unless these are the ranks `in_background` or `while_saving`.
     """
 
     rank: int
@@ -48,7 +62,12 @@ class Ranks:
     mesh: DeviceMesh
     background: dist.ProcessGroup = field(repr=False)
     background_mesh: DeviceMesh = field(repr=False)
+    saving: dist.ProcessGroup = field(repr=False)
     group: dist.ProcessGroup | None = field(default=None, repr=False)
+    on_a_machine: int = 1
+    """Ranks of each machine; those of the leader's are the first."""
+    context_group: ContextGroup | None = None
+    """Who shares this rank's packs; None: nobody does. Weights are sharded over all ranks either way, and states are the same."""
 
     @property
     def leader(self) -> bool:
@@ -61,9 +80,28 @@ class Ranks:
         return self.local_rank == 0
 
     @property
+    def data_rank(self) -> int:
+        """Which packs this rank computes, alone or with its context group: those of one of `data_world` shares."""
+        return self.rank if self.context_group is None else self.rank // self.context_group.size
+
+    @property
+    def data_world(self) -> int:
+        return self.world if self.context_group is None else self.world // self.context_group.size
+
+    @property
+    def counts_packs(self) -> bool:
+        """One rank of those that share a pack counts what all of them know of it."""
+        return self.context_group is None or self.context_group.rank == 0
+
+    @property
     def in_background(self) -> "Ranks":
         """The same, agreeing among the background threads."""
         return replace(self, group=self.background)
+
+    @property
+    def while_saving(self) -> "Ranks":
+        """The same, agreeing among the threads that save states."""
+        return replace(self, group=self.saving)
 
     def broadcast(self, value: Value, what: str) -> Value:
         """The leader's value on every rank; `what` says in an error what is being agreed on. For small objects."""
@@ -156,13 +194,19 @@ def start_ranks(
     *,
     environment: Mapping[str, str] | None = None,
     deadline_seconds: float = COLLECTIVE_SECONDS,
+    context_parallel: int = 1,
 ) -> Ranks:
     """Join the group that torchrun's environment names, or make a group of one without it.
 
-    `device` is `cpu` or `cuda`; without it an accelerator is used where there is one. Raises `PeerLost` when the other ranks do not come.
+    `device` is `cpu` or `cuda`; without it an accelerator is used where there is one. `context_parallel` ranks in a row share each pack.
+    Raises `PeerLost` when the other ranks do not come, `BadDivision` when the ranks are no multiple of `context_parallel`.
     """
     given = os.environ if environment is None else environment
     rank, world, local_rank = (int(given.get(name, default)) for name, default in TORCHRUN)
+    if world % context_parallel:
+        raise BadDivision(
+            f"the trainer has {world} ranks, and {context_parallel} are to share each pack; allowed: a divisor of {world}"
+        )
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     here = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
@@ -181,7 +225,24 @@ def start_ranks(
         mesh = init_device_mesh(kind, (world,), mesh_dim_names=(SHARD_DIMENSION,))
         background = dist.new_group(backend="gloo", timeout=timeout)
         background_mesh = DeviceMesh.from_group(background, "cpu", mesh_dim_names=(SHARD_DIMENSION,))
-    return Ranks(rank, world, local_rank, here, mesh, background, background_mesh)
+        saving = dist.new_group(backend="gloo", timeout=timeout)
+        sharing = None
+        if context_parallel > 1:
+            group, _ = dist.new_subgroups(context_parallel, timeout=timeout)
+            sharing = ContextGroup(rank % context_parallel, context_parallel, group)
+    on_a_machine = int(given.get("LOCAL_WORLD_SIZE", "1"))
+    return Ranks(
+        rank,
+        world,
+        local_rank,
+        here,
+        mesh,
+        background,
+        background_mesh,
+        saving,
+        on_a_machine=on_a_machine,
+        context_group=sharing,
+    )
 
 
 @contextmanager
@@ -207,4 +268,4 @@ def _stay_on_loopback(given: Mapping[str, str]) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
-__all__ = ["PeerLost", "Ranks", "start_ranks", "waiting_for"]
+__all__ = ["BadDivision", "ContextGroup", "PeerLost", "Ranks", "start_ranks", "waiting_for"]

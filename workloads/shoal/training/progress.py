@@ -101,6 +101,12 @@ FLOPS = unmeasured(
 MFU = unmeasured(
     Gauge("shoal_trainer_mfu_ratio", "The same as a share of the accelerators' bf16 peak; NaN where that is not known.")
 )
+RESUMED_LAG = unmeasured(
+    Gauge(
+        "shoal_trainer_resumed_state_lag",
+        "Versions by which the training state that this process took up is older than its weights; 0: it goes on bit for bit.",
+    )
+)
 PAUSED = Gauge("shoal_trainer_paused", "1 while the trainer waits for an administrator.")
 
 SIGNALS = {
@@ -165,9 +171,13 @@ class ProgressReporter:
         """Who has more to tell and to show; set by the loop."""
         self.utilisation = Utilisation()
 
-    def taken_up(self, version: int, metrics: StepMetrics | None) -> None:
-        """A new process continues from `version`: what the step that made it said is shown again, and counted only once."""
+    def taken_up(self, version: int, metrics: StepMetrics | None, state_lag: int = 0) -> None:
+        """A new process continues from `version`: what the step that made it said is shown again, and counted only once.
+
+        `state_lag`: how many versions older its training state is.
+        """
         self._step = version
+        RESUMED_LAG.set(state_lag)
         STEP.set(version)
         if metrics is not None:
             self._show(metrics, None, finished=False)
@@ -216,9 +226,10 @@ class ProgressReporter:
         if time.monotonic() - self._told > TELL_AGAIN_SECONDS:
             self._tell()
 
-    def report(self, metrics: StepMetrics) -> None:
-        """Write the step's report. One that is there stays: a step is reported once. Called when its state is durable, by the leader."""
-        self._store.create(keys.step_metrics(metrics.step), metrics.to_json())
+    def report(self, metrics: StepMetrics, *, replace: bool = False) -> None:
+        """Write the step's report, by the leader. One that is there stays, unless it is to `replace`: it was of a version that nobody got."""
+        write = self._store.put if replace else self._store.create
+        write(keys.step_metrics(metrics.step), metrics.to_json())
 
     def finished(self, metrics: StepMetrics, signals: Signals | None = None) -> None:
         """Tell of a finished step, and of the trends that it shows."""

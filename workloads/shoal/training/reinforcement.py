@@ -36,8 +36,15 @@ class Reinforcement:
         config = context.config
         self._reference: Policy | None = None
         if config.recipe.asks_reference:
-            self._reference = load_reference(context.base, config.trainer, context.ranks, context.liveness.progress)
-        self.optimizer = Optimizer(policy.parameters(), config.recipe)
+            self._reference = load_reference(
+                context.base, config.trainer, context.ranks, context.liveness.progress, context.weights
+            )
+        self.optimizer = Optimizer(
+            policy.parameters(),
+            config.recipe,
+            matrices=policy.hidden_matrices,
+            on_host=config.trainer.offloaded.optimizer,
+        )
         self._reader = Reader(
             config,
             context.store,
@@ -52,9 +59,7 @@ class Reinforcement:
         self._waits = tools.waits
         if needs_behaviour(context.config.recipe):
             served = served_dtype(context.base)
-            self._behaviour = BehaviourWeights(
-                context.config, context.store, tools.states, self._policy, tools.copy, context.ranks, context.scratch, served, context.liveness,
-            )  # fmt: skip
+            self._behaviour = BehaviourWeights(context, tools.states, self._policy, tools.copy, served)
 
     def train(self, step: int) -> Report | Untrained:
         context, extensions, recipe = self._context, self._extensions, self._context.config.recipe
@@ -65,7 +70,12 @@ class Reinforcement:
             rows = extensions.keep_rows(self._read(batch))
             self._prefetch.start(step + 1)
             plan = plan_of_run(
-                self._context.config, rows.groups, step, extensions.advantages, context.ranks.rank, context.ranks.world
+                self._context.config,
+                rows.groups,
+                step,
+                extensions.advantages,
+                context.ranks.data_rank,
+                context.ranks.data_world,
             )
         if plan is None:
             extensions.after_updates(step)
@@ -76,10 +86,9 @@ class Reinforcement:
             )
         behaviour = self.behaviour_logprobs(plan)
         old, reference = [], None
-        found_on_the_way = 0 if recipe.mismatch_correction is not None else 1
-        if len(plan.optimizer_batches) > found_on_the_way:
+        if len(plan.optimizer_batches) > 1:
             with progress.phase("old_logprobs"):
-                old = plan_logprobs(policy, plan, beat, begin=found_on_the_way)
+                old = plan_logprobs(policy, plan, beat, begin=1)  # the first update finds its own
         if self._reference is not None:
             with progress.phase("reference_logprobs"):
                 reference = plan_logprobs(self._reference, plan, beat)

@@ -20,6 +20,8 @@ from shoal.training.stability import History, needed_states
 ALWAYS_SERVED = (0,)
 """The base model as a version: an anchor that everything can be compared with."""
 
+KEPT_NOTES = 16
+
 
 def old_states(sealed: Sequence[int], config: RunConfig, history: History, *, behaviour: bool) -> list[int]:
     """States to delete. Kept: the newest few, those that a roll-back would need; where old versions' log-probabilities are
@@ -28,9 +30,17 @@ def old_states(sealed: Sequence[int], config: RunConfig, history: History, *, be
     kept = set(sealed[-max(config.trainer.kept_states, window) :])
     # As long as a state could be taken up from which that step comes again, should the newer ones be damaged.
     if config.roll_back is not None and config.roll_back.at_step >= min(kept, default=0):
-        kept.add(config.roll_back.to_version)
+        # Its own state, else the newest older one: with that its published weights are taken up.
+        kept.add(max((version for version in sealed if version <= config.roll_back.to_version), default=0))
     kept |= needed_states(history, sealed)
     return [version for version in sealed if version not in kept]
+
+
+def old_notes(noted: Iterable[int], served: Sequence[int]) -> list[int]:
+    """Notes of made versions to delete, where the versions `served` are published and kept. A version newer than those may be lost with its pod: so
+    the last `KEPT_NOTES` stay, some kilobytes each. So does that of every version whose weights are kept: a roll-back may ask for it."""
+    border = max(served, default=0) - KEPT_NOTES + 1
+    return [number for number in noted if number < border and number not in served]
 
 
 def old_versions(
@@ -41,7 +51,8 @@ def old_versions(
     best: int | None = None,
 ) -> list[int]:
     """Published versions whose shards may go. Kept: what origin and relays hold, the asynchrony window; whatever a kept state could
-    make again, the base model, the `best` version by the run's own evaluation; and every version that a kept one is encoded against (`bases`)."""
+    make again, the base model, the `best` version by the run's own evaluation, that of a roll-back to come; and every
+    version that a kept one is encoded against (`bases`)."""
     if not served:
         return []
     newest = served[-1]
@@ -52,6 +63,8 @@ def old_versions(
     kept = {*served[-newest_kept:], *ALWAYS_SERVED, *(version for version in served if version >= border)}
     if best is not None:
         kept.add(best)
+    if config.roll_back is not None and config.roll_back.at_step >= border:
+        kept.add(config.roll_back.to_version)
     kept = closure(bases, kept)
     return [version for version in served if version not in kept]
 

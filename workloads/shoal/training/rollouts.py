@@ -19,11 +19,8 @@ from shoal.contracts import keys
 from shoal.contracts.rollouts import BadRollouts, Rollout, read_rollouts
 from shoal.contracts.signed import BadSignature, Signed, Signer
 from shoal.contracts.steps import BatchFile, StepBatch
-from shoal.contracts.verdicts import RowReward, Verdict
+from shoal.contracts.verdicts import SMALLEST_GROUP, UNSCORED, RowReward, Verdict
 from shoal.storage import NotFound, Store
-
-SMALLEST_GROUP = 2
-UNSCORED = RowReward(task_reward=None, length_penalty=None, reward=None)
 
 
 class BadBatch(ValueError):

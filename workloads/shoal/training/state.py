@@ -1,20 +1,20 @@
-"""Training state: what is needed to continue bit for bit after any stop. Kept in the store under `trainer/state/v000007/`.
+"""Training state: what is needed to continue bit for bit after a stop. Kept in the store under `trainer/state/v000007/`.
 
-In: a `HostCopy` and the metrics of the step that made it. Out: a distributed checkpoint (`torch.distributed.checkpoint`), one file a global rank and
-one of metadata; then `state.json`, which seals them by their SHA-256 and is written last, when every rank's file is up: a state
-without it does not exist. The data position is the version itself, since step `s` makes version `s+1` and its order of samples is
-drawn from (seed, step). Any number of ranks may read what any other number wrote. Saving runs in the background. Called by `loop`.
+In: a `HostCopy` and the metrics of the step that made it. Out: two objects a global rank, its rows and their index (`state_files`). Then
+`state.json`, which seals the indexes by their SHA-256 and is written last, when every rank's part is up: a state without it does not exist. The data
+position is the version itself, since step `s` makes version `s+1` and its order of samples is drawn from (seed, step). Any number of ranks may read
+what any other wrote: each reads the rows that it has, all at once. Saving runs in the background. Called by `loop`.
+
+A state is saved behind its version, and not of every one. So beside the states there is `trainer/made/v000007.json`: what a state's seal says of
+its step, some kilobytes, written before the version is handed over. With it and the published weights a run goes on where no state is as new.
 """
 
-import hashlib
-import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from pydantic import Field, ValidationError
 from torch import Tensor
 
@@ -22,16 +22,15 @@ from shoal import telemetry
 from shoal.contracts import keys
 from shoal.contracts.base import Contract, RunName, Sha256Hex
 from shoal.contracts.steps import StepMetrics
-from shoal.contracts.weights import VersionNumber
+from shoal.contracts.weights import FileName, VersionNumber
 from shoal.storage import NotFound, Store
 from shoal.training.host_copy import WEIGHTS, HostCopy
+from shoal.training.old_state import METADATA, OldState
 from shoal.training.parallel import Ranks, waiting_for
 from shoal.training.stability import History
+from shoal.training.state_files import DamagedPart, StateParts, write_part
 
-SEAL, METADATA = "state.json", "metadata"
-METADATA_ON_DISK = ".metadata"
-READ_AGAIN = 1
-"""A file whose digest is wrong is fetched once more: the transfer may have been at fault. The second time it is the object."""
+SEAL = "state.json"
 
 
 class BadState(ValueError):
@@ -48,15 +47,25 @@ class SealedState(Contract):
     run: RunName
     version: VersionNumber
     updates: int = Field(ge=0, description="optimizer steps applied since the run began")
-    ranks: int = Field(ge=1, description="processes that wrote it, one file each")
-    files: dict[str, Sha256Hex]
+    ranks: int = Field(ge=1, description="processes that wrote it, a part each")
+    files: dict[FileName, Sha256Hex]
     metrics: StepMetrics | None
     history: History = History()
     data: Sha256Hex | None = Field(default=None, description="what all steps of the run train on, where that is fixed")
 
 
+class MadeVersion(Contract):
+    """`trainer/made/v000007.json`: what a resume from published weights cannot know from them. Fields as in `SealedState`."""
+
+    run: RunName
+    version: VersionNumber
+    updates: int = Field(ge=0, description="optimizer steps applied since the run began")
+    metrics: StepMetrics | None
+    history: History = History()
+
+
 class States:
-    """The states of a run in the store; files pass through `scratch`, a folder on this machine. `data`: digest of what the run trains on."""
+    """The states of a run in the store. `scratch`: a folder here, for those of earlier releases. `data`: digest of what the run trains on."""
 
     def __init__(self, store: Store, run: str, scratch: Path, ranks: Ranks, data: str | None = None) -> None:
         self._store = store
@@ -68,29 +77,19 @@ class States:
     def save(
         self, version: int, tensors: Mapping[str, Tensor], updates: int, metrics: StepMetrics | None, history: History
     ) -> None:
-        """Make state `version` durable. All ranks call this, in the background thread."""
+        """Make state `version` durable. All ranks call this, in the thread that saves."""
         ranks, prefix = self._ranks, keys.trainer_state(version)
         if ranks.leader:
             self._store.delete(
                 prefix + SEAL
             )  # of an attempt that was given up; what is overwritten must not look whole
-        folder = _fresh(self._scratch / f"save-{ranks.local_rank}")
-        with waiting_for(f"state {version} to be written", ranks.rank):
-            dcp.save(
-                dict(tensors),
-                # What makes it durable is the store; this folder is only on the way.
-                storage_writer=dcp.FileSystemWriter(folder, single_file_per_rank=True, sync_files=False),
-                process_group=ranks.background,
-            )
-        digests = {}
-        for path in sorted(folder.iterdir()):
-            name = object_name(path.name)
-            digests[name] = _sha256(path)
-            self._store.put_file(prefix + name, path)
-        shutil.rmtree(folder)
+        what = f"every rank's part of state {version} to be uploaded"
+        digests = ranks.while_saving.each_does(
+            what, lambda: write_part(self._store, prefix, tensors, self._run, version, ranks.rank), lambda: None
+        )
         found: list[dict[str, str]] = [{}] * ranks.world
-        with waiting_for(f"every rank's part of state {version} to be uploaded", ranks.rank):
-            dist.all_gather_object(found, digests, group=ranks.background)
+        with waiting_for(what, ranks.rank):
+            dist.all_gather_object(found, digests, group=ranks.saving)
         if ranks.leader:
             sealed = SealedState(
                 run=self._run,
@@ -104,6 +103,28 @@ class States:
             )
             self._store.put(prefix + SEAL, sealed.to_json())
 
+    def note(self, made: MadeVersion) -> None:
+        """Before its version is handed over, by the leader. One that is there is of an attempt that handed over nothing."""
+        self._store.put(keys.made_version(made.version), made.to_json())
+
+    def noted(self, version: int) -> MadeVersion | None:
+        """The note of a version; None where there is none, as of a release that wrote none, or it is damaged."""
+        try:
+            made = MadeVersion.from_json(self._store.get(keys.made_version(version)))
+        except (NotFound, ValidationError):
+            return None
+        return made if (made.run, made.version) == (self._run, version) else None
+
+    def notes(self) -> list[int]:
+        """The versions that have a note, ascending."""
+        names = (info.key.removeprefix(keys.MADE_VERSIONS) for info in self._store.list(keys.MADE_VERSIONS))
+        numbers = (keys.parse_version(name.removesuffix(".json")) for name in names)
+        return sorted(number for number in numbers if number is not None)
+
+    def forget_note(self, version: int) -> None:
+        """Of a version that nothing takes up any more."""
+        self._store.delete(keys.made_version(version))
+
     def sealed(self) -> list[int]:
         """Versions that have a whole state, ascending."""
         found = []
@@ -114,11 +135,13 @@ class States:
                 found.append(version)
         return sorted(found)
 
-    def restore_newest(self, copy: HostCopy, liveness: telemetry.Liveness) -> SealedState | None:
+    def restore_newest(
+        self, copy: HostCopy, liveness: telemetry.Liveness, *, state_first: bool = False
+    ) -> SealedState | None:
         """Put the newest intact state into policy and optimizer; None when there is no state at all.
 
-        A damaged one is passed over and deleted: its step is trained again. So is what attempts that died while saving have left.
-        Raises BadState when none is intact, and WrongState when one is of another run or model.
+        A damaged one is passed over and deleted. So is what attempts that died while saving have left.
+        Raises BadState when none is intact, and WrongState when one is of another run or model. `state_first`: without a state nothing goes on.
         """
         damaged: list[int] = []
         for version in reversed(self._ranks.broadcast(self.sealed(), "which states there are")):
@@ -131,9 +154,12 @@ class States:
             self._tidy(damaged)
             return state
         if damaged:
+            otherwise = (
+                "start a new run" if state_first else "delete that folder to continue from the newest published weights"
+            )
             raise BadState(
                 f"none of the states {sorted(damaged)} is intact; the log says why. Put an intact one back"
-                f" under {keys.TRAINER_STATE}, or delete that folder to train from version 0 again"
+                f" under {keys.TRAINER_STATE}, or {otherwise}"
             )
         self._tidy([])
         return None
@@ -141,22 +167,26 @@ class States:
     def restore(self, version: int, copy: HostCopy, liveness: telemetry.Liveness) -> SealedState:
         """Put state `version` into policy, optimizer and random generators. All ranks call this. Raises BadState, WrongState."""
         sealed = self._read_seal(version)
-        folder = self._fetch(sealed, liveness)
-        reader = dcp.FileSystemReader(folder)
-        there = set(reader.read_metadata().state_dict_metadata)
-        _check_names(keys.trainer_state(version), reader, copy.shapes())
-        self._load(version, copy.expect(there), reader)
+        source = self._opened(sealed, liveness)
+        shapes = source.shapes()
+        _check_names(keys.trainer_state(version), shapes, copy.shapes())
+        if other := copy.other_moments(set(shapes)):
+            raise WrongState(
+                f"{keys.trainer_state(version)} is of another optimizer than recipe.muon or sft.muon says: {other[:3]}"
+            )
+        try:
+            self._load(version, source, copy.expect(set(shapes)), liveness)
+        except BadState:
+            copy.take()  # its buffers hold a part of what is damaged
+            raise
         copy.give()
-        self._done_reading(folder)
         return sealed
 
     def read_weights(self, version: int, copy: HostCopy, liveness: telemetry.Liveness) -> dict[str, Tensor]:
         """The weights alone, as host tensors sharded like the policy's. Raises BadState, WrongState; NotFound is a BadState too."""
         sealed = self._read_seal(version)
-        folder = self._fetch(sealed, liveness)
         weights = copy.empty_weights()
-        self._load(version, weights, dcp.FileSystemReader(folder))
-        self._done_reading(folder)
+        self._load(version, self._opened(sealed, liveness), weights, liveness)
         return weights
 
     def delete(self, version: int) -> None:
@@ -199,78 +229,63 @@ class States:
             )
         return sealed
 
-    def _fetch(self, sealed: SealedState, liveness: telemetry.Liveness) -> Path:
-        """A folder with the state's files, checked. One rank of a machine fetches for all of it."""
-        folder = self._scratch / "restore"
-        what = f"state {sealed.version} to be fetched"
-        problem = self._ranks.each_does(
-            what, lambda: self._download(sealed, folder), liveness.progress, first_of_node=True
+    def _opened(self, sealed: SealedState, liveness: telemetry.Liveness) -> "_StateSource":
+        """What the state's tensors are read from; its own descriptions of them are checked. Raises BadState."""
+        found: list[_StateSource] = []
+        prefix, files = keys.trainer_state(sealed.version), sealed.files
+        old = METADATA in files
+
+        def opened() -> None:
+            if old:
+                found.append(OldState(self._store, prefix, files, self._scratch / "restore", self._ranks))
+            else:
+                found.append(StateParts(self._store, prefix, files, self._run, sealed.version))
+
+        self._agreed(f"state {sealed.version} to be opened", opened, liveness)
+        return found[0]
+
+    def _load(
+        self, version: int, source: "_StateSource", tensors: Mapping[str, Tensor], liveness: telemetry.Liveness
+    ) -> None:
+        """This rank's rows of a state, while all others read theirs. Raises BadState."""
+        self._agreed(
+            f"state {version} to be read",
+            lambda: source.read(tensors, self._ranks.rank, liveness.progress),
+            liveness,
         )
+
+    def _agreed(self, what: str, action: Callable[[], None], liveness: telemetry.Liveness) -> None:
+        """Run `action` on every rank. What is damaged for one is so for all, or they would go on with different states. Raises BadState."""
+
+        def problem_of() -> str | None:
+            try:
+                action()
+            except DamagedPart as error:
+                return str(error)
+            return None
+
+        problem = self._ranks.each_does(what, problem_of, liveness.progress)
         if self._ranks.any(problem is not None, what):
-            raise BadState(problem or f"state {sealed.version} could not be read on another rank; its log says why")
-        return folder
-
-    def _download(self, sealed: SealedState, folder: Path) -> str | None:
-        """Download a state; returns its fault, or None. The metadata is a pickle: it is opened only after its digest matched."""
-        _fresh(folder)
-        prefix = keys.trainer_state(sealed.version)
-        for name, digest in sealed.files.items():
-            path = folder / name_on_disk(name)
-            for attempt in range(1 + READ_AGAIN):
-                try:
-                    self._store.get_to_file(prefix + name, path)
-                except NotFound:
-                    return f"{prefix}{SEAL} seals {name}, but there is no such object"
-                if (found := _sha256(path)) == digest:
-                    break
-                if attempt == READ_AGAIN:
-                    return f"{prefix}{name} has SHA-256 {found}, but the seal has {digest}"
-        return None
-
-    def _load(self, version: int, tensors: dict[str, Tensor], reader: dcp.FileSystemReader) -> None:
-        with waiting_for(f"state {version} to be read", self._ranks.rank):
-            dcp.load(tensors, storage_reader=reader, process_group=self._ranks.background)
-
-    def _done_reading(self, folder: Path) -> None:
-        """Remove the files when no rank of this machine reads them any more."""
-        self._ranks.all(True, "the state to be read by all")
-        if self._ranks.first_on_node:
-            shutil.rmtree(folder)
+            raise BadState(
+                problem or f"rank {self._ranks.rank} waited for {what}, and another rank could not; its log says why"
+            )
 
 
-def object_name(on_disk: str) -> str:
-    """`__7_0.distcp` of the library is `rank-00007.distcp` in the store, whose keys begin with a letter or digit."""
-    if on_disk == METADATA_ON_DISK:
-        return METADATA
-    rank = on_disk.removeprefix("__").partition("_")[0]
-    return f"rank-{int(rank):05d}.distcp"
+class _StateSource(Protocol):
+    """A state in the store, of this release or an earlier one."""
+
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shape of every tensor, as a whole."""
+
+    def read(self, tensors: Mapping[str, Tensor], rank: int, beat: Callable[[], None]) -> None:
+        """Fill this rank's rows. Raises DamagedPart."""
 
 
-def name_on_disk(name: str) -> str:
-    """The way back of `object_name`."""
-    return METADATA_ON_DISK if name == METADATA else f"__{int(name[5:10])}_0.distcp"
-
-
-def _check_names(prefix: str, reader: Any, wanted: dict[str, torch.Size]) -> None:
+def _check_names(prefix: str, there: Mapping[str, torch.Size], wanted: dict[str, torch.Size]) -> None:
     """Raise WrongState unless the state's weights are those of this policy, adapters or not, and of what is trained beside it."""
-    found = {
-        key: metadata.size
-        for key, metadata in reader.read_metadata().state_dict_metadata.items()
-        if key.partition("/")[0].rpartition(".")[2] == WEIGHTS
-    }
+    found = {key: shape for key, shape in there.items() if key.partition("/")[0].rpartition(".")[2] == WEIGHTS}
     if found != wanted:
         different = sorted(found.keys() ^ wanted.keys()) or [key for key in wanted if found[key] != wanted[key]]
         raise WrongState(
             f"{prefix} is of another model than models/base/, trainer.lora and recipe.algorithm say: {different[:3]} differ"
         )
-
-
-def _fresh(folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,9 +2,8 @@
 
 In: policy, reference model, optimizer and the plan of a step. Out: the policy changed in place, and what was measured. The old
 log-probabilities are the trainer's own, with the weights at the start of the step. The first optimizer step trains with these very weights, so it
-finds them itself, and only the later ones need a pass before; with a mismatch correction, which weighs whole completions, all do. Behaviour
-log-probabilities, where the objective asks for them, are its own too, with the weights that sampled each row. The workers' are used for the mismatch
-metric and the mismatch correction. Called by `loop`, on every rank alike.
+finds them itself, and only the later ones need a pass before. Behaviour log-probabilities, where the objective asks for them, are its own too, with
+the weights that sampled each row. The workers' are used for the mismatch metric and the mismatch correction. Called by `loop`, on every rank alike.
 
 A token costs 4 forward passes in an update with recomputed activations (forward, again, twice backward). The reference costs 1, where klCoefficient
 is above 0. The old policy costs (optimizerSteps - 1) / optimizerSteps.
@@ -21,7 +20,7 @@ from torch import Tensor
 from shoal.contracts.corrections import MismatchCorrection
 from shoal.contracts.recipe import Recipe
 from shoal.training.batches import OptimizerBatch, StepPlan
-from shoal.training.corrections import corrected_weights
+from shoal.training.corrections import Correcting
 from shoal.training.loss import SUMS, LossSums, LossWeights, MicroLoss, Objective
 from shoal.training.model import Policy
 from shoal.training.objectives import objective_of
@@ -119,7 +118,8 @@ def mismatch(plan: StepPlan, old: LogProbs, policy: Policy | None = None) -> flo
         for batch, logprobs in zip(plan.optimizer_batches, old, strict=True)
         for packed, recomputed in zip(batch.micro_batches, logprobs, strict=True)
     ]
-    return over_ranks(torch.stack(gaps).sum()[None], policy, "the mismatch of a step")[0] / plan.token_count
+    gap = over_packs(torch.stack(gaps).sum()[None], policy, "the mismatch of a step")[0]
+    return gap / plan.token_count
 
 
 def train(
@@ -187,19 +187,17 @@ def accumulate(
     """Add the gradient of an optimizer batch's loss to the policy's parameters.
 
     Gives this rank's `SUMS` over tokens (float64), and the old log-probabilities: `old`, or where that is None the policy's own, found on the way.
-    A `correction` needs `old`.
     """
     olds: list[Float[Tensor, " _"]] = []
     sums = torch.zeros(len(SUMS), dtype=torch.float64, device=policy.device)
     for index, packed in enumerate(batch.micro_batches):
         here = packed.to(policy.device)
         recomputed = None if behaviour is None else behaviour[index]
-        corrected = None
+        correcting = None
         if correction is not None:
             sampler = here.worker_logprobs if correction.probabilities == "Engine" else recomputed
             assert sampler is not None  # `needs_behaviour` says so
-            assert old is not None
-            corrected = corrected_weights(old[index], sampler, here.completions, correction)
+            correcting = Correcting(correction, sampler, here.completions)
         micro = MicroLoss(
             old=None if old is None else old[index],
             reference=None if reference is None else reference[index],
@@ -209,12 +207,12 @@ def accumulate(
             weights=weights,
             divisor=batch.divisor,
             completions=here.completions,
-            correction=corrected,
+            correction=correcting,
         )
-        loss, _, _ = policy(here, micro, micro.look if objective.whole_completions else None)
+        loss, found, _ = policy(here, micro, micro.look if micro.needs_look else None)
         loss.backward()
         sums += micro.sums
-        olds.append(here.advantages if micro.old is None else micro.old)  # None: a filler, without tokens
+        olds.append(found if old is None else old[index])
         beat()
     return sums, olds
 
@@ -226,3 +224,9 @@ def over_ranks(values: Float[Tensor, " values"], policy: Policy | None, what: st
         with waiting_for(what, policy.ranks.rank):
             dist.all_reduce(values)
     return [float(value) for value in values]
+
+
+def over_packs(values: Float[Tensor, " values"], policy: Policy | None, what: str) -> list[float]:
+    """Sums over all packs, of values that every rank of those that share a pack has found of the whole of it."""
+    counted = policy is None or policy.ranks is None or policy.ranks.counts_packs
+    return over_ranks(values if counted else torch.zeros_like(values), policy, what)

@@ -23,10 +23,17 @@ class Waits:
     """The waits of one trainer."""
 
     def __init__(
-        self, ranks: Ranks, handover: Handover, progress: ProgressReporter, liveness: telemetry.Liveness
+        self,
+        ranks: Ranks,
+        handover: Handover,
+        saving: Handover,
+        progress: ProgressReporter,
+        liveness: telemetry.Liveness,
     ) -> None:
+        """`handover` publishes versions, `saving` saves their states."""
         self._ranks = ranks
         self._handover = handover
+        self._saving = saving
         self._progress = progress
         self._liveness = liveness
 
@@ -46,12 +53,22 @@ class Waits:
         return self._wait(what, poll, deadline_seconds)
 
     def idle(self) -> None:
-        """Until nothing runs in the background of any rank: host buffers and the background's group are free then."""
-        what = "the version before to be handed over"
+        """Until nothing runs in the background of any rank: all host buffers and the background's groups are free then."""
+        self.handed_over()
+        self._until(self._saving, "the state of the version before to be saved")
 
+    def handed_over(self) -> None:
+        """Until no rank hands a version over; the state of one may still be on its way."""
+        self._until(self._handover, "the version before to be handed over")
+
+    def saved(self) -> bool:
+        """Whether no rank saves a state now."""
+        return self._ranks.all(self._saving.idle(), "whether a state is still being saved")
+
+    def _until(self, background: Handover, what: str) -> None:
         def poll() -> bool | None:
             self._turn(what)
-            return self._ranks.all(self._handover.idle(), what) or None
+            return self._ranks.all(background.idle(), what) or None
 
         self._wait(what, poll, HANDOVER_DEADLINE_SECONDS)
 
@@ -70,5 +87,6 @@ class Waits:
         self._liveness.progress()
         self._progress.beat()
         self._handover.check()
+        self._saving.check()
         if what is not None and self._ranks.any(telemetry.STOP.is_set(), "whether to stop"):
             raise telemetry.Stopped(f"asked to stop while waiting for {what}")

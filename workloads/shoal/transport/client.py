@@ -23,6 +23,7 @@ from shoal.contracts.problems import ProblemDocument
 from shoal.crypto.http_signatures import sign_request
 from shoal.crypto.keys import PrivateKey
 from shoal.retries import Backoff, retry_after_seconds, retrying
+from shoal.transport.rate_limit import NO_CAPS, Caps
 
 Reply = TypeVar("Reply", bound=Contract)
 
@@ -72,22 +73,25 @@ class SignedClient:
         timeout_seconds: float = 30.0,
         unix_socket: Path | None = None,
         tls: ssl.SSLContext | None = None,
+        caps: Caps = NO_CAPS,
     ) -> None:
         """`base_url` has no trailing path. With `unix_socket` the connection goes there and `base_url` only names the host.
 
-        `tls`: what the server's certificate is held to; None: well-known authorities.
+        `tls`: what the server's certificate is held to; None: well-known authorities. `caps` bound what goes over it, except over a Unix socket.
         """
         self.tls = tls
+        self.caps = caps
         self.peer = ""  # address that the last answer came from; empty: none yet, or not known
         self._ahead = 0.0  # seconds by which the server's clock is ahead of ours, as far as signatures must follow it
         host = urlsplit(base_url).hostname or ""
         self._follows_clock = base_url.startswith("https:") or host == "localhost" or host.startswith("127.")
         self._base_url = base_url.rstrip("/")
         self._key = key
-        transport = httpx.HTTPTransport(uds=str(unix_socket)) if unix_socket is not None else None
+        verify = tls if tls is not None else True
+        transport = httpx.HTTPTransport(uds=str(unix_socket)) if unix_socket is not None else caps.transport(verify)
         self._http = httpx.Client(
             transport=transport,
-            verify=tls if tls is not None else True,
+            verify=verify,
             trust_env=False,
             follow_redirects=False,
             timeout=httpx.Timeout(timeout_seconds, connect=5.0),

@@ -1,4 +1,4 @@
-"""What discovery and orchestrator share as HTTP services: signed bodies, who signed them, health and metrics, errors of store and Redis.
+"""What discovery and orchestrator share as HTTP services: signed bodies, who signed them, health and metrics.
 
 A handler asks for the signer first and parses the body after, so that nobody unsigned learns more than that.
 """
@@ -10,7 +10,6 @@ from typing import TypeVar
 from fastapi import FastAPI, Request, Response
 from prometheus_client.exposition import choose_encoder
 from pydantic import ValidationError
-from redis.exceptions import RedisError
 from starlette.concurrency import run_in_threadpool
 
 from shoal.contracts.base import Contract
@@ -18,11 +17,10 @@ from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.roster import Role
 from shoal.contracts.run import home
 from shoal.contracts.trust import OVERLAP_SECONDS, KeysNotice, TrustedKeys
-from shoal.storage import StoreUnavailable
-from shoal.telemetry import OPENMETRICS, get_logger, metrics_kind, render_metrics
+from shoal.telemetry import OPENMETRICS, metrics_kind, render_metrics
 from shoal.transport.addresses import address_block
 from shoal.transport.pace import Pace
-from shoal.transport.problems import mistakes, refused
+from shoal.transport.problems import mistakes
 from shoal.transport.server import SignatureGate
 from shoal.transport.shared_answer import SharedAnswer
 
@@ -189,24 +187,6 @@ def _figures(kind: str) -> tuple[SharedAnswer, str]:
         return (await run_in_threadpool(render_metrics, kind))[0]
 
     return SharedAnswer(read), choose_encoder(kind)[1]
-
-
-def add_peer_answers(app: FastAPI, failed: Callable[[], None]) -> None:
-    """Answer 503 with Retry-After while store or Redis is away; `failed` is told, because a write may be half done."""
-
-    async def away(_: Request, error: Exception) -> Response:
-        failed()
-        return peer_is_away(error)
-
-    app.add_exception_handler(RedisError, away)
-    app.add_exception_handler(StoreUnavailable, away)
-
-
-def peer_is_away(error: Exception) -> Response:
-    """The answer while store or Redis does not."""
-    code = ProblemCode.STORE_AWAY if isinstance(error, StoreUnavailable) else ProblemCode.REDIS_AWAY
-    get_logger().warning("peer away", problem=code, error=f"{type(error).__name__}: {str(error)[:300]}")
-    return refused(Refusal(code, "nothing is lost: try again in a second", retry_after_seconds=1))
 
 
 def read_secret(name: str) -> bytes:

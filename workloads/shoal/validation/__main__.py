@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-from shoal import telemetry
+from shoal import accelerators, telemetry
 from shoal.contracts.run import home, load_run_config, pod_name
 from shoal.crypto.keys import PrivateKey
 from shoal.rewards.sandbox import use_runners
@@ -20,9 +20,11 @@ def main() -> None:
     log = telemetry.start("validator")
     telemetry.end_with_torchrun()
     telemetry.install_signals()
+    # Before `require`, which imports torch, and torch reads the environment once.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is in the store; nobody is asked on the network
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a prefill must not take the cores from the workers beside it
-    from shoal.storage import open_store  # these import torch, which reads the environment
+    accelerators.require()
+    from shoal.storage import open_store  # these import torch too
     from shoal.validation import group
     from shoal.validation.service import ValidatorProcess
 

@@ -6,7 +6,7 @@ a validator may die at any point.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +17,7 @@ from shoal.contracts.proof_profile import drawn_gaps_in_force, thresholds_in_for
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.recipe import DrawnGaps, ProofThresholds
 from shoal.contracts.rollouts import BadRollouts, Rollout
-from shoal.contracts.verdicts import RowReward, Verdict
+from shoal.contracts.verdicts import UNSCORED, RowReward, Verdict
 from shoal.contracts.work import WorkKind, kind_of
 from shoal.environments.base import runs_programs
 from shoal.environments.scored_once import ProgramTime
@@ -77,6 +77,7 @@ def judge(
     file: File | None = None
     rewards: list[RowReward] = []
     looked_at: dict[int, Prefill] = {}
+    outliers: dict[int, redraw.Outliers] = {}
     compute: Compute | None = None
     answers: FileAnswers | None = None
     try:
@@ -96,10 +97,11 @@ def judge(
         if finding is None:
             with watch("load"):
                 policy = policies.get(file.policy_version)
-            finding = expensive_finding(file, facts, policy, rng, looked_at, watch, progress)
-            compute = compute_of(policy.parameters, prompt_tokens(file, facts), completion_tokens(file))
+            finding = expensive_finding(file, facts, policy, rng, looked_at, outliers, watch, progress)
+            compute = compute_of(policy.parameters, prompt_tokens(file, facts), completion_tokens(file, outliers))
         if finding is None and last:  # programs run for those alone who have shown that the model wrote them
             rewards, finding = scored(file, facts, watch, progress, programs)
+        rewards = [UNSCORED if number in outliers else each for number, each in enumerate(rewards)]
         if finding is None and kind_of(job.step) is WorkKind.STEP:
             answers = file_answers(file, facts, rewards)
     except ClaimLostError:
@@ -111,7 +113,7 @@ def judge(
     except Exception as error:  # whatever it is, it is not the worker's fault until shown
         get_logger().exception("could not judge a file", node=job.node[:12], sha256=job.sha256[:12])
         finding = Finding("inconclusive", None, f"{type(error).__name__}: {error}")
-    found = verdict(job, file, finding, rewards, len(looked_at), watch, validator, compute, answers)
+    found = verdict(job, file, finding, rewards, len(looked_at), watch, validator, compute, answers, sorted(outliers))
     return found.model_copy(update={"program_seconds": round(programs.spent, 3)})
 
 
@@ -134,9 +136,9 @@ def scored(
         return rewards, reward.check(file, facts, rewards)
 
 
-def completion_tokens(file: File) -> int:
-    """Tokens of all completions, tools' output and continuations included."""
-    return sum(len(row.completion_tokens) for row in file.rows)
+def completion_tokens(file: File, left_out: Collection[int] = ()) -> int:
+    """Tokens of all completions, tools' output and continuations included, except for rows that are `left_out`."""
+    return sum(len(row.completion_tokens) for number, row in enumerate(file.rows) if number not in left_out)
 
 
 def prompt_tokens(file: File, facts: Facts) -> int:
@@ -166,13 +168,15 @@ def expensive_finding(
     policy: LoadedPolicy,
     rng: random.Random,
     looked_at: dict[int, Prefill],
+    outliers: dict[int, redraw.Outliers],
     watch: Stopwatch,
     progress: Callable[[], None] = lambda: None,
 ) -> Finding | None:
     """The first finding of the checks that need the claimed weights, on rows that are drawn here, look by look.
 
-    What was seen is left in `looked_at`, by row number and without states. Each of `facts.strata` is a file by itself here: completions, the only
-    rows that are trained on, are neither missed by the draw nor hidden in sums behind the many rows that continue them.
+    What was seen is left in `looked_at`, by row number and without states, and in `outliers` the rows that the file goes without. Each of
+    `facts.strata` is a file by itself here: completions, the only rows that are trained on, are neither missed by the draw nor hidden in sums
+    behind the many rows that continue them.
     """
     weights = identity.check_weights(file, policy.weights_digest)
     if weights is not None:
@@ -182,8 +186,10 @@ def expensive_finding(
     copied = copies.agreements(file, facts) if facts.vine is not None and file.job.sampler is None else {}
     for rows in strata:
         seen: dict[int, Prefill] = {}
-        finding = _expensive_finding_among(rows, file, facts, policy, rng, copied, seen, watch, progress)
+        far: dict[int, redraw.Outliers] = {}
+        finding = _expensive_finding_among(rows, file, facts, policy, rng, copied, seen, far, watch, progress)
         looked_at |= seen
+        outliers |= far
         if finding is not None:
             return finding
     return None
@@ -197,19 +203,20 @@ def _expensive_finding_among(
     rng: random.Random,
     copied: copies.Agreements,
     seen: dict[int, Prefill],
+    outliers: dict[int, redraw.Outliers],
     watch: Stopwatch,
     progress: Callable[[], None],
 ) -> Finding | None:
-    """The first finding among these rows of the file; what was looked at is left in `seen`."""
+    """The first finding among these rows of the file; what was looked at is left in `seen`, those to leave out in `outliers`."""
     order = rng.sample(rows, len(rows))
     thresholds = thresholds_in_force(facts.validation.thresholds, policy.profile)
     looks = sequential.looks(len(rows), sequential.first_rows(len(rows), file.job, facts.validation))
     chance = sequential.chance_of_a_part(facts.validation, len(looks))
     for until in looks:
         drawn = {number: file.rows[number] for number in order[len(seen) : until]}
-        finding = _row_by_row(file, facts, policy, thresholds, drawn, copied, seen, watch, progress) or _all_together(
-            file, facts, thresholds, budget_of(facts, policy), chance, seen, watch
-        )
+        finding = _row_by_row(
+            file, facts, policy, thresholds, drawn, copied, seen, outliers, chance, watch, progress
+        ) or _all_together(file, facts, thresholds, budget_of(facts, policy), chance, seen, outliers, watch)
         if finding is not None or not sequential.undecided(seen.values(), len(rows), facts.validation):
             return finding
     return None
@@ -228,10 +235,14 @@ def _row_by_row(
     drawn: Mapping[int, Rollout],
     copied: copies.Agreements,
     looked_at: dict[int, Prefill],
+    outliers: dict[int, redraw.Outliers],
+    chance: float,
     watch: Stopwatch,
     progress: Callable[[], None],
 ) -> Finding | None:
-    """Checks for which a row is right or wrong by itself: its proofs, and the sampler's choices."""
+    """Checks for which a row is right or wrong by itself: its proofs, and the sampler's choices. Rows that the latter leave out are few."""
+    budget = budget_of(facts, policy)
+    of_this_look = [*(file.rows[number] for number in looked_at), *drawn.values()]
     batches = prefill_rows(policy.model, drawn, facts.eos_token_ids, file.job.sampler, facts.truncation)
     while True:
         with watch("prefill"):
@@ -243,7 +254,8 @@ def _row_by_row(
             errors = computation.measure(file, batch, facts, policy.profile)
             finding = computation.check(file, errors, thresholds)
         with watch("redraw"):
-            finding = finding or redraw.check(file, batch, budget_of(facts, policy))
+            outliers |= redraw.outliers(file, batch, budget)
+            finding = finding or redraw.check(outliers, of_this_look, budget, chance)
         if copied:
             with watch("replay"):  # once more by our own log-probabilities, which nobody can choose
                 finding = finding or copies.find(copied, {number: ours.logprobs for number, ours in batch.items()})
@@ -261,11 +273,15 @@ def _all_together(
     budget: DrawnGaps,
     chance: float,
     looked_at: Mapping[int, Prefill],
+    left_out: Collection[int],
     watch: Stopwatch,
 ) -> Finding | None:
-    """Checks that sum over the rows seen so far."""
+    """Checks that sum over the rows seen so far. Those that the file goes without count with their proofs only."""
     with watch("computation"):
         finding = computation.check_mean(file, looked_at, thresholds, chance)
+    looked_at = {number: ours for number, ours in looked_at.items() if number not in left_out}
+    if not looked_at:
+        return finding
     with watch("redraw"):
         finding = finding or redraw.check_budget(file, looked_at, budget, chance)
     with watch("token_sampling"):
@@ -284,8 +300,9 @@ def verdict(
     validator: str,
     compute: Compute | None = None,
     answers: FileAnswers | None = None,
+    left_out: Sequence[int] = (),
 ) -> Verdict:
-    """The document for a finding, or for none. `compute` and `answers` are only an accepted file's."""
+    """The document for a finding, or for none. `compute`, `answers` and `left_out` are only an accepted file's."""
     accepted = finding is None
     scored = file if accepted and file is not None and kind_of(job.step) is WorkKind.EVALUATION else None
     return Verdict(
@@ -301,7 +318,7 @@ def verdict(
         evidence="" if finding is None else finding.evidence[:4000],
         rewards=list(rewards) if accepted else [],
         rows=len(file.rows) if file is not None else 0,
-        completion_tokens=completion_tokens(file) if file is not None else 0,
+        completion_tokens=completion_tokens(file, left_out if accepted else ()) if file is not None else 0,
         proof_rows=proof_rows,
         check_seconds=watch.total,
         validator=validator,
@@ -312,4 +329,5 @@ def verdict(
         else [],
         compute=compute if accepted else None,
         answers=answers if accepted else None,
+        left_out=list(left_out) if accepted else [],
     )

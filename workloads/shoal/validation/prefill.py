@@ -49,16 +49,16 @@ Int64 = npt.NDArray[np.int64]
 class Prefill:
     """Arrays over the n sampled tokens of a row's completion (tools' output is left out), float32 except for `drawn` (int64).
 
-    `states` [n, hidden size]; `logprobs` [n] of the chosen tokens, natural logarithms; `eos` [n] probability of
-    ending there; `low` [n] sum of all probabilities below LOW_PROBABILITY, that is the chance that an honest sample
-    is improbable there; `surprise_mean` and `surprise_variance` [n] of an honest sample's surprise, capped at
-    SURPRISE_CAP nats; `colder` and `hotter` [n] log-likelihood ratios of the chosen token at OTHER_TEMPERATURES
-    against the run's; `gaps` [n] by how many nats the sampler's own choice is ahead of the chosen token; and `drawn`
-    [n] that choice, both None when the sampler cannot be redone. `proof_errors` [proofs] are the mean mantissa errors of
-    the row's proofs, once they were compared.
+    `hidden` [n, hidden size], states in the model's type and on its device; `logprobs` [n] of the chosen tokens,
+    natural logarithms; `eos` [n] probability of ending there; `low` [n] sum of all probabilities below
+    LOW_PROBABILITY, that is the chance that an honest sample is improbable there; `surprise_mean` and
+    `surprise_variance` [n] of an honest sample's surprise, capped at SURPRISE_CAP nats; `colder` and `hotter` [n]
+    log-likelihood ratios of the chosen token at OTHER_TEMPERATURES against the run's; `gaps` [n] by how many nats the
+    sampler's own choice is ahead of the chosen token; and `drawn` [n] that choice, both None when the sampler cannot
+    be redone. `proof_errors` [proofs] are the mean mantissa errors of the row's proofs, once they were compared.
     """
 
-    states: Float32
+    hidden: torch.Tensor
     logprobs: Float32
     eos: Float32
     low: Float32
@@ -70,11 +70,17 @@ class Prefill:
     drawn: Int64 | None = None
     proof_errors: Float32 = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
 
+    @property
+    def states(self) -> Float32:
+        """The hidden states on the host."""
+        copied: Float32 = self.hidden.float().cpu().numpy()
+        return copied
+
     def judged(self, proof_errors: Sequence[float]) -> "Prefill":
-        """The same with the errors of its proofs, and without what takes the memory: at the paper's size 200 MB of states a row."""
+        """The same with the errors of its proofs, and without what takes the memory: at the paper's size 100 MB of states a row."""
         return replace(
             self,
-            states=np.empty((0, self.states.shape[1]), dtype=np.float32),
+            hidden=self.hidden.new_empty((0, self.hidden.shape[1])),
             proof_errors=np.asarray(proof_errors, dtype=np.float32),
         )
 
@@ -97,7 +103,7 @@ def prefill_rows(
     sampler: Sampler | None = None,
     truncation: Truncation | None = None,
 ) -> Iterator[dict[int, Prefill]]:
-    """Prefills by row number, a batch at a time: whoever drops `states` in between holds those of one batch only."""
+    """Prefills by row number, a batch at a time: whoever drops `hidden` in between holds those of one batch only."""
     lengths = {number: len(row.prompt_tokens) + len(row.completion_tokens) for number, row in rows.items()}
     for numbers in batches(lengths):
         found = _prefill(model, [rows[number] for number in numbers], eos_token_ids, sampler, truncation)
@@ -168,7 +174,7 @@ def _one_row(
         torch.cat(column).float().cpu().numpy() for column in zip(*parts, strict=True)
     )
     return Prefill(
-        states=states.float().cpu().numpy(),
+        hidden=states,
         logprobs=own,
         eos=eos_chance,
         low=low,
@@ -189,7 +195,7 @@ def _distribution(
     eos: torch.Tensor,
     kept: Kept | None,
 ) -> tuple[torch.Tensor, ...]:
-    """The columns of `Prefill` after `states`, each [n], from logits [n, vocabulary].
+    """The columns of `Prefill` after `hidden`, each [n], from logits [n, vocabulary].
 
     With `kept` they are of the tokens that the sampler kept. A token that may have been kept, by rounding, has the probability that it would have.
     """

@@ -17,8 +17,8 @@ from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.recipe import Validation
 from shoal.validation.prefill import OTHER_TEMPERATURES, Prefill
 
-PARTS = 6
-"""What shares `false_reject_rate`: improbable tokens, surprise, ends, the mean error of proofs, the budget of gaps, and this test."""
+PARTS = 7
+"""What shares `false_reject_rate`: improbable tokens, surprise, ends, the mean error of proofs, outliers, the budget of gaps, and this test."""
 
 
 def first_rows(rows: int, job: ValidationJob, validation: Validation) -> int:

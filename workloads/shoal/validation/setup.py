@@ -13,7 +13,8 @@ from shoal.contracts import keys
 from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.mixture import rows_of_sources
 from shoal.contracts.run import Prepared, RunConfig
-from shoal.contracts.tasks import Task, read_tasks, tasks_digest
+from shoal.contracts.task_table import read_tasks
+from shoal.contracts.tasks import Task, tasks_digest
 from shoal.environments import BadEnvironment, Environment
 from shoal.environments.mixture import environment_of
 from shoal.environments.prompts import WrongTokenizer, pinned_tokenizer

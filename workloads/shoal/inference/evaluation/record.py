@@ -24,6 +24,7 @@ from shoal.environments.base import Environment
 from shoal.environments.task_source import BadTaskSource, benchmark_tasks, environment_name, prompt_of
 from shoal.evaluation.scores import Estimate, Scores, scores
 from shoal.inference.evaluation.sampling import CannotEvaluate, EvaluationRequest, ask
+from shoal.installed import installed
 
 USUAL_TASKS = 64
 """Of an environment that makes as many as it is asked for, where no count is given."""
@@ -200,7 +201,9 @@ def _figures(estimate: Estimate | None) -> tuple[str, str]:
 
 def _save(path: Path, model: Path, found: Sequence[Evaluation]) -> None:
     """Whole or not at all."""
-    packages = {name: version(name).split("+")[0] for name in ("shoal", "torch", "transformers")}
+    packages = {"shoal": installed().version} | {
+        name: version(name).split("+")[0] for name in ("torch", "transformers")
+    }
     record = {"model": str(model), "software": packages, "evaluations": [one.model_dump() for one in found]}
     partial = path.with_suffix(path.suffix + ".part")
     partial.write_text(json.dumps(record, indent=1) + "\n")

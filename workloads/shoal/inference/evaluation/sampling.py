@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from shoal import accelerators
 from shoal.contracts.evaluation import Truncation
 from shoal.contracts.final_model import ModelOrigin, read_origin
 from shoal.contracts.pools import EngineSettings
@@ -87,12 +88,18 @@ def ask(
     Raises CannotEvaluate: for what does not fit the model, before the engine is loaded. Takes the engine's start (half a minute on a CPU) and then as
     long as the completions.
     """
+    if find_spec("vllm") is None:
+        raise CannotEvaluate("vLLM is not installed here; install shoal with its extra `worker` (CPU) or `cuda`")
+    try:
+        accelerators.check(os.environ, engine=True)
+    except accelerators.NoGpu as error:
+        raise CannotEvaluate(str(error)) from None
+    if unused := accelerators.why_unused(os.environ, accelerators.read_machine(), engine=True):
+        say(f"this machine's GPUs stay unused: {unused}")
     try:
         checkpoint = read_checkpoint(model)
     except (BadCheckpointError, OSError) as error:
         raise CannotEvaluate(str(error)) from None
-    if find_spec("vllm") is None:
-        raise CannotEvaluate("vLLM is not installed here; install shoal with its extra `worker` (CPU) or `cuda`")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are for servers, and would hide the result
     set_engine_variables()  # read when what follows is loaded
     try:

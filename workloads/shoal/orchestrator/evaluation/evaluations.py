@@ -14,7 +14,7 @@ from shoal.contracts import keys
 from shoal.contracts.evaluation import BenchmarkTerms, BestVersion, EvaluationProgress
 from shoal.contracts.node_states import MEMBERS
 from shoal.contracts.signed import Signed
-from shoal.contracts.tasks import read_tasks
+from shoal.contracts.task_table import read_tasks
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.work import EvaluationSlice, WorkKind, kind_of
 from shoal.evaluation.versions import (

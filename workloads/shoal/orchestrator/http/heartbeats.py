@@ -28,10 +28,11 @@ from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.recovery import BUILT
 from shoal.orchestrator.run_state import RunState
 from shoal.transport.pace import Pace
+from shoal.transport.peers import peer_is_away
 from shoal.transport.problems import refused
 from shoal.transport.redis_access import nonce_key
 from shoal.transport.server import SignatureGate, target_of
-from shoal.transport.service import json_answer, peer_is_away
+from shoal.transport.service import json_answer
 
 PATH = "/v1/heartbeats"
 MAX_BODY_BYTES = 32 << 10
@@ -179,7 +180,7 @@ class QuickHeartbeats:
         except ValidationError:
             return None
         state = self._state
-        if beat.invite is not None or beat.node != signed.key or beat.node in state.view.evicted:
+        if not state.is_read or beat.invite is not None or beat.node != signed.key or beat.node in state.view.evicted:
             return None
         before = state.nodes.recall(beat.node)
         if before is None:  # most likely a stranger, who is not to ask Redis more often than on the long way

@@ -51,6 +51,7 @@ from shoal.storage import StoreUnavailable, open_store
 from shoal.storage.grants import BadGrant, check_folder_grant
 from shoal.telemetry import Liveness, every_line, install_signals, serve_health, start, wait_for
 from shoal.transport import SignedClient, api_pages
+from shoal.transport.peers import add_peer_answers
 from shoal.transport.problems import add_problem_answers
 from shoal.transport.redis_access import RedisNonces, connect, connect_async
 from shoal.transport.server import BodyLimit, SignatureGate, serve
@@ -58,7 +59,6 @@ from shoal.transport.service import (
     Gate,
     add_health,
     add_keys_route,
-    add_peer_answers,
     json_answer,
     parse,
     poll_seconds,
@@ -83,6 +83,7 @@ BODY_BYTES = {
 """Limits of longer bodies. A body is read only after the signature over its head matches, and a role's body only from that role (`Gate`)."""
 
 HOLDS = re.compile(r"([0-9]{1,6}(,[0-9]{1,6}){0,15})?", re.ASCII)
+TOGETHER = re.compile(r"[1-9]\d?", re.ASCII)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -228,7 +229,7 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[.
     @app.get("/v1/step")
     async def step(request: Request) -> Response:
         node = await gate.node(request)
-        return json_answer(await call(handout.step_for, state, node, held_versions(request)))
+        return json_answer(await call(handout.step_for, state, node, held_versions(request), leases_together(request)))
 
     @app.post("/v1/leases")
     async def lease(request: Request) -> Response:
@@ -339,6 +340,16 @@ def held_versions(request: Request) -> list[int]:
             ProblemCode.NOT_VALID, "holds: expected up to 16 version numbers with commas between, such as 6,7"
         )
     return [int(part) for part in text.split(",")] if text else []
+
+
+def leases_together(request: Request) -> int | None:
+    """Leases that a node's worker would have at a time, `?together=4`; None: it does not say. Raises `Refusal`."""
+    text = request.query_params.get("together")
+    if text is None:
+        return None
+    if not TOGETHER.fullmatch(text):
+        raise Refusal(ProblemCode.NOT_VALID, "together: expected a number of leases from 1 to 99, such as 4")
+    return int(text)
 
 
 def load_ledger(state: RunState) -> bool | None:

@@ -44,10 +44,18 @@ def wants_invite(known: KnownNode, record: NodeRecord | None, run: str) -> bool:
     return record.state not in EXCLUDED and known.seen_unix != record.answered_seen_unix
 
 
-def why_not(registration: Registration, pools: Sequence[PoolTerms], *, own_pod: bool, welcome: bool = False) -> str:
+def why_not(
+    registration: Registration,
+    pools: Sequence[PoolTerms],
+    *,
+    own_pod: bool,
+    welcome: bool = False,
+    calibrated: bool = True,
+) -> str:
     """Why a registered machine is not invited, in words; empty when it may join. What it says of its hardware is taken at its word.
 
-    `welcome`: an admin let it in, whatever the pool's list and codes say.
+    `welcome`: an admin let it in, whatever the pool's list and codes say. `calibrated`: the base model has a proof profile, without which no
+    stranger joins; prepare refuses a run with an open pool and no profile, this one a pool that was opened later.
     """
     terms = terms_of(pools, registration.pool)
     if terms is None:
@@ -56,6 +64,11 @@ def why_not(registration: Registration, pools: Sequence[PoolTerms], *, own_pod: 
         return ""  # the admin chose its resources
     if not terms.open:
         return f"pool {registration.pool!r} is not open to strangers' machines"
+    if not calibrated:
+        return (
+            f"pool {registration.pool!r} was opened after prepare had left the model's proofs uncalibrated: a stranger's proof would need no"
+            " forward pass; the admin closes the pool, or starts a run with spec.prepare.gpu"
+        )
     admission, run, node = terms.admission, registration.run, registration.node
     if (admission.nodes or admission.codes) and node not in admission.nodes and not welcome:
         if not admission.codes:

@@ -123,9 +123,9 @@ def _invite_one(
         return False
     own_pod = is_own_pod(state.run_secret, known.registration.pool, node, known.registration.proof)
     welcome = record is not None and record.welcome
-    refusal = why_not(known.registration, state.config.pools, own_pod=own_pod, welcome=welcome) or _why_not_moved(
-        known, record
-    )
+    refusal = why_not(
+        known.registration, state.config.pools, own_pod=own_pod, welcome=welcome, calibrated=state.calibrated
+    ) or _why_not_moved(known, record)
     if refusal:
         _note_refusal(state, known, record, refusal)
         return False

@@ -10,7 +10,7 @@ from typing import Any
 import redis
 from pydantic import Field
 
-from shoal.contracts.base import Contract, NodeId
+from shoal.contracts.base import Contract, NodeId, unset
 from shoal.contracts.node_states import EXCLUDED, MEMBERS, Event, next_state
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import GroupPlace, NodeState
@@ -31,7 +31,7 @@ return redis.call('HDEL', KEYS[1], ARGV[1])
 MOST_GONE = 1000
 """Records of dead nodes, and of refused ones, kept for `shoal node list`; the ledger has their work."""
 FULL_ROOM = 2.0
-"""Leases that a node may hold which dropped none: it generates for one while it uploads for another."""
+"""Of a node that dropped no lease: it may hold as many as its files permit (`work.standing`)."""
 MOST_TRIES = 100  # each lost try is another writer's progress on this one node
 
 
@@ -79,6 +79,21 @@ class NodeRecord(Contract):
         default=0.0,
         exclude_if=lambda unix: unix == 0.0,
         description="before this time it gets no lease: it dropped one",
+    )
+    together: int | None = Field(
+        default=None,
+        exclude_if=unset,
+        description="leases that its worker would have at a time, as it last said; None: it never did",
+    )
+    dropped_unix: float = Field(
+        default=0.0,
+        exclude_if=lambda unix: unix == 0.0,
+        description="when it was last charged for a dropped lease: others that it had then cost nothing more",
+    )
+    overtaken_unix: float = Field(
+        default=0.0,
+        exclude_if=lambda unix: unix == 0.0,
+        description="the same for a late lease of a step that others filled: others that it had then may still be dropped at a cost",
     )
     program_seconds: float = Field(
         default=0.0,

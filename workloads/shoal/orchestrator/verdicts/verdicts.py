@@ -12,11 +12,13 @@ from typing import Literal
 from shoal.contracts import keys
 from shoal.contracts.pools import SAMPLER
 from shoal.contracts.problems import ProblemCode, Refusal
+from shoal.contracts.proof_profile import outliers_in_force
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.verdicts import NEVER_ALONE, Opinion, Verdict, findings_needed, votes_of
 from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work
 from shoal.crypto.canonical import document_digest
 from shoal.ledger.entries import Accepted, NodeEvicted, Rejected
+from shoal.ledger.view import Files
 from shoal.orchestrator import key_changes
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.queue import Job, OpinionNote, backoff_seconds
@@ -27,6 +29,7 @@ from shoal.orchestrator.work.records import SubmissionRecord
 from shoal.orchestrator.work.sealing import accepted_file, seal_if_full
 from shoal.orchestrator.work.standing import note_accepted, note_rejected
 from shoal.orchestrator.work.uploads import find_verdict
+from shoal.sampling.tails import too_many_left_out
 from shoal.telemetry import get_logger
 
 EVICTED = "its node was evicted before this file was judged"
@@ -35,9 +38,11 @@ EVICTED = "its node was evicted before this file was judged"
 
 @dataclass(frozen=True)
 class Decision:
-    """`record`: the verdict stands. `expire`: the file is too late. `second-opinion`: ask another validator. `again`: check again later."""
+    """`record`: the verdict stands. `expire`: the file is too late. `second-opinion`: ask another validator. `again`: check again later.
+    `lost`: as `expire`, and the lease counts as dropped.
+    """
 
-    kind: Literal["record", "expire", "second-opinion", "again", "repeated"]
+    kind: Literal["record", "expire", "lost", "second-opinion", "again", "repeated"]
     detail: str = ""
 
 
@@ -53,13 +58,14 @@ def decide(
     votes: int = 1,
     evicted: bool = False,
     key: str | None = None,
+    spent: str = "",
 ) -> Decision:
     """The action for a finding of `validator` on a file without a recorded verdict.
 
     `digest` identifies the verdict document: the same document again is a repeated request, not another finding. Two findings agree when they have
     one reason and are of two validators; or, when others had their time and none came (`alone`), of two checks by one, except for `NEVER_ALONE`. With
     `votes` above 1 every reject needs this many validators that agree, and one never counts twice, by its name or by its own `key`. Nothing of an
-    `evicted` node is accepted any more.
+    `evicted` node is accepted any more, nor a file after which its node has left out too many rows: `spent` says so, or is empty.
     """
     if verdict.outcome == "inconclusive":
         return Decision("again", verdict.evidence)
@@ -90,7 +96,7 @@ def decide(
                 "expire",
                 f"policy version {verdict.policy_version} may not feed step {verdict.step}; allowed: {oldest} to {newest}",
             )
-    return Decision("record")
+    return Decision("lost", spent) if spent else Decision("record")
 
 
 def receive(state: RunState, signed: Signed[Verdict]) -> None:
@@ -126,6 +132,7 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
             votes=state.config.validation.slash_votes,
             evicted=verdict.node in state.view.evicted,
             key=key_of(verdict),
+            spent=_spent(state, verdict),
         )
         get_logger().info(
             "verdict", node=verdict.node, step=verdict.step, submission=verdict.submission, outcome=verdict.outcome,
@@ -136,6 +143,11 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
                 record_verdict(state, signed)
             case "expire":
                 expire(state, job.record, decision.detail)
+            case "lost":
+                note_rejected(
+                    state, verdict.node
+                )  # before the verdict, which ends the file: a crash charges twice, never not at all
+                expire(state, job.record, decision.detail)
             case "second-opinion":
                 _ask_another(state, job, signed, digest)
             case "again":
@@ -143,6 +155,22 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
                 again = job.model_copy(update={"inconclusive": count})
                 state.queue.again(again, state.clock() + backoff_seconds(count))
                 state.redis.incr(f"{state.prefix}:inconclusive")
+
+
+def _spent(state: RunState, verdict: Verdict) -> str:
+    """Why an accepted file is one too many that leaves out rows, or nothing.
+
+    Rounding leaves out few rows of a node, whoever it is. A liar who makes outliers of disliked answers leaves out no more, for such files are then
+    lost. An owner's own pods are no exception: their rate is the same.
+    """
+    if not verdict.left_out:
+        return ""
+    outliers = outliers_in_force(state.config.validation.thresholds, state.prepared.proof_profile)
+    files = state.view.files_of.get(verdict.node, Files())
+    rows, tokens = files.left_out + len(verdict.left_out), files.looked_at + verdict.looked_at
+    if outliers is not None and not too_many_left_out(rows, tokens, outliers):
+        return ""
+    return f"{rows} rows of its node's files were left out of {tokens} tokens looked at; rounding explains {(outliers or 0.0) * tokens:.2g}"
 
 
 def validator_of(verdict: Verdict, job: Job) -> str:
@@ -233,6 +261,8 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
                 groups=groups,
                 signal_groups=counted,
                 compute=verdict.compute,
+                left_out=verdict.left_out or None,
+                looked_at=verdict.looked_at if verdict.looked_at < verdict.completion_tokens else None,
             )
         )
     elif verdict.outcome == "reject":

@@ -5,12 +5,14 @@ In: how many groups a step needs, has and awaits. Out: the step that a node shou
 next one that the newest version may feed: a worker that waits for validators is wasted (paper section 2.1, asynchrony).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 OVERSHOOT = 1.25
-"""Expected groups with signal are planned to exceed the need by a quarter. With 16 pending groups of which half carry signal the standard deviation
-is 2 groups, a quarter of the 8 expected: one such deviation is covered, and a step that still falls short gets more leases."""
+"""Expected groups with signal are planned to exceed the need by a quarter at most. They exceed it by one standard deviation of those still missing:
+where half carry signal, 2 of the 8 expected of 16, 11 of 256, and 4 once 224 of these are there. Whatever more was leased would expire. A step that
+falls short gets more."""
 PRIOR_RATE = 0.5
 """Share of groups with signal assumed before any were judged: the offline filter keeps problems of middling difficulty."""
 PRIOR_GROUPS = 8
@@ -38,12 +40,17 @@ def signal_rate(judged_groups: int, carrying_groups: int) -> float:
     return (carrying_groups + PRIOR_RATE * PRIOR_GROUPS) / (judged_groups + PRIOR_GROUPS)
 
 
+def planned_groups(needed: int, accepted: int = 0) -> float:
+    """Groups with signal that are planned for a step which needs this many. Only those that it does not have yet are uncertain."""
+    return needed + min((OVERSHOOT - 1) * needed, math.sqrt((needed - accepted) / 2))
+
+
 def has_room(load: StepLoad, rate: float) -> bool:
     """Whether another file for this step is probably needed."""
     if load.accepted_groups >= load.needed_groups:
         return False
     expected = load.accepted_groups + load.pending_groups * rate
-    return expected < load.needed_groups * OVERSHOOT
+    return expected < planned_groups(load.needed_groups, load.accepted_groups)
 
 
 def newcomers_have_room(newcomers_groups: int, file_groups: int, planned_groups: float, good_groups: int) -> bool:

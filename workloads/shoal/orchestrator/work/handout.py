@@ -22,7 +22,7 @@ from shoal.orchestrator.verdicts.verdicts import expire, over
 from shoal.orchestrator.work import allocation, program_time, step_counter
 from shoal.orchestrator.work.beacons import beacon_of, reveal
 from shoal.orchestrator.work.lease_returns import end, give_again
-from shoal.orchestrator.work.leases import given_up, is_open, lease_seconds
+from shoal.orchestrator.work.leases import given_up, is_open, not_heard_of
 from shoal.orchestrator.work.load import MOST_UNJUDGED_FILES, loads, signal_rate, under_way, unjudged_files
 from shoal.orchestrator.work.open_work import known, openable_steps
 from shoal.orchestrator.work.records import DrawnBy, SubmissionRecord
@@ -72,7 +72,7 @@ class Look:
             return False
         if self.is_trusted or not schedule.several_files:
             return True
-        planned = load.needed_groups * allocation.OVERSHOOT / self.rate
+        planned = allocation.planned_groups(load.needed_groups) / self.rate
         held, groups = self._under_way.newcomers[load.step], self._state.codec.shape.groups
         return allocation.newcomers_have_room(held, groups, planned, groups * sum(self.good.values()))
 
@@ -94,11 +94,12 @@ class Look:
         )
 
 
-def step_for(state: RunState, node: str, holds: Collection[int] = ()) -> StepInfo | None:
+def step_for(state: RunState, node: str, holds: Collection[int] = (), together: int | None = None) -> StepInfo | None:
     """The work for a member; None when none is open to it. When all steps that may be worked on are under way, the smallest is shown. Raises
     `Refusal` while the node waits for its next lease.
 
     For a node that `holds` versions without scores, it may be a slice of an evaluation (`contracts.evaluation`) instead of a step.
+    One that would have several leases `together` is told how many it may have.
     """
     # Before the look: a worker asks twice a second while it waits.
     record, now = state.nodes.require_member(node), state.clock()
@@ -107,6 +108,9 @@ def step_for(state: RunState, node: str, holds: Collection[int] = ()) -> StepInf
     latest = state.view.latest_version
     if latest is None:
         return None
+    if together is not None and together != record.together:
+        record = state.nodes.change(record, together=together)
+    leases = min(together, leases_allowed(record.room, most_leases(state, node))) if together is not None else None
     steps = may_serve(state, node, [state.codec.step(step) for step in openable_steps(state)])
     look = Look(state, node)
     found = look.loads([work.number for work in steps])
@@ -116,15 +120,18 @@ def step_for(state: RunState, node: str, holds: Collection[int] = ()) -> StepInf
         if work := next(iter(may_serve(state, node, slices)), None):
             unsealed = step_counter.smallest_unsealed(state.view.sealed, state.schedule.steps)
             first = unsealed if unsealed is not None else state.schedule.steps
-            return _told(state, work, latest, allocation.StepLoad(work.number, work.shape.groups, 0, 0), first)
+            load = allocation.StepLoad(work.number, work.shape.groups, 0, 0)
+            return _told(state, work, latest, load, first, leases)
     if not steps:
         return None
     load = next((load for load in found if load.step == step), found[0])
     open_steps = openable_steps(state)  # by now it may be none: a verdict seals the last one whenever it comes
-    return _told(state, state.codec.step(load.step), latest, load, open_steps[0] if open_steps else load.step)
+    return _told(state, state.codec.step(load.step), latest, load, open_steps[0] if open_steps else load.step, leases)
 
 
-def _told(state: RunState, work: Work, latest: int, load: allocation.StepLoad, first_unsealed: int) -> StepInfo:
+def _told(
+    state: RunState, work: Work, latest: int, load: allocation.StepLoad, first_unsealed: int, leases: int | None
+) -> StepInfo:
     """The description of the work for a node; this reveals its beacon."""
     reveal(state, work)
     value = beacon_of(state, work)
@@ -141,6 +148,7 @@ def _told(state: RunState, work: Work, latest: int, load: allocation.StepLoad, f
         accepted_groups=load.accepted_groups,
         pending_groups=load.pending_groups,
         first_unsealed_step=first_unsealed,
+        leases=leases,
     )
 
 
@@ -199,7 +207,18 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
         require_no_wait(record, now)
         program_time.require_left(record, state.config.validation.program_seconds, now)
         most = leases_allowed(record.room, most_leases(state, request.node))
-        if dropped := given_up(mine, now, most):
+        named = [r for r in mine if r.lease.lease in (request.held or []) and is_open(r, now)]
+        if len(named) >= most:
+            raise Refusal(
+                ProblemCode.ENOUGH_UNDER_WAY,
+                f"this node works on {len(named)} leases and may have {most}: hand one in, then ask again",
+            )
+        shape = work.shape
+        expires = now + shape.lease_seconds
+        unknown = [r for r in mine if r not in named]
+        if request.held is not None and (unheard := not_heard_of(unknown, work.number, now, expires)):
+            return unheard.lease
+        if dropped := given_up(unknown, now, most - len(named)):
             for old in dropped:
                 end(state, old, "abandoned")
             require_no_wait(state.nodes.require_member(request.node), now)
@@ -211,8 +230,6 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
             )
         require_quota(state, request.node, sum(is_open(r, now) and r.sha256 is None for r in mine), now)
         reveal(state, work)
-        shape = work.shape
-        expires = now + lease_seconds(shape.max_completion_tokens, shape.rows - shape.completions)
         # What was dropped comes again: numbers go on by files alone, or a node could pass over any.
         drawn_by = DrawnBy(pool=record.pool, sampler=_sampler_of_pool(state, record))
         again = give_again(state, mine, work.number, expires, drawn_by)

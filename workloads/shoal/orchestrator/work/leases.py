@@ -15,14 +15,11 @@ from shoal.orchestrator.record_cache import RecordCache
 from shoal.orchestrator.work.records import DrawnBy, LeaseRecord
 from shoal.storage import Store
 
-BASE_SECONDS = 60.0
-"""Seconds of a lease for swap, start and scoring. After this a dead worker's share of the step is free again."""
-SECONDS_A_TOKEN = 0.05
-"""Slowest decoding that is waited for: 20 tokens a second in a row. 30,720 tokens get 27 minutes, about the paper's time for a batch."""
-TOGETHER = 128
-"""Sequences that the smallest engines, those on a CPU, decode at a time (`inference.engine`)."""
-MAX_OPEN_LEASES = 2
-"""A node generates for one lease while it uploads for another. Asking for a third drops the oldest: that worker has moved on or was restarted."""
+FIRST_OPEN_LEASES, MAX_OPEN_LEASES = 2, 4
+"""A node fills its engine with rows of one lease as those of another end, and hands in a third. It shows that it can by its files: it may have two
+leases at first, and one more for each `FILES_A_LEASE`. Asking for a further one drops the oldest: that worker has moved on or was restarted."""
+FILES_A_LEASE = 4
+"""Accepted files since the last rejected one, beyond those of its probation."""
 PROBATION_LEASES = 1
 """Leases of a key on probation: keys are free, and each would hold two places of a step. A second request drops the first lease."""
 UPLOAD_SECONDS = 60.0
@@ -31,17 +28,6 @@ SLOWEST_UPLOAD = 256 * 1024
 """Bytes a second of the slowest line that is waited for."""
 MEMORY_SECONDS = 120.0
 """How long the leases of a sealed step are remembered after their own end, so that a late notice gets `expired` and not a riddle."""
-
-
-def lease_seconds(max_completion_tokens: int, continuations: int = 0) -> float:
-    """How long a file may take, from the longest completion of the run and the continuations in a file.
-
-    Completions are decoded together. Continuations can only begin when those are there, and are then decoded `TOGETHER` at a time: whoever ends
-    makes room, and they are half as long on average. So what fills the engine takes half a round for
-    each `TOGETHER`, and the last of them a whole one.
-    """
-    rounds = 1.0 + min(-(-continuations // TOGETHER), 1.0 + 0.5 * continuations / TOGETHER)
-    return BASE_SECONDS + SECONDS_A_TOKEN * max_completion_tokens * rounds
 
 
 def upload_seconds(size: int) -> float:
@@ -64,6 +50,19 @@ def given_up(records: list[LeaseRecord], now_unix: float, most: int = MAX_OPEN_L
     """Open leases of one node that a further lease pushes out, so that it has `most` at most: the oldest."""
     held = sorted((r for r in records if is_open(r, now_unix)), key=lambda r: r.lease.expires_unix)
     return held[: max(0, len(held) - (most - 1))]
+
+
+def not_heard_of(records: list[LeaseRecord], step: int, now_unix: float, fresh_unix: float) -> LeaseRecord | None:
+    """Of leases that their node does not name the first one for this step that it can still use: the answer that gave it was lost. It is given once
+    more with the end that it has, so that asking prolongs nothing; with less than half the time to `fresh_unix` left it is of no use."""
+    usable = [
+        record
+        for record in records
+        if is_open(record, now_unix)
+        and (record.lease.step, record.sha256) == (step, None)
+        and record.lease.expires_unix - now_unix >= (fresh_unix - now_unix) / 2
+    ]
+    return min(usable, key=lambda record: record.lease.submission, default=None)
 
 
 class LeaseBook:

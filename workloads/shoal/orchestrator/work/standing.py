@@ -15,13 +15,19 @@ are in the ledger. Called by `handout`, `lease_returns` and `verdicts`.
 """
 
 import statistics
+from typing import Any
 
 from shoal.contracts.node_states import EXCLUDED, MEMBERS
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.work import EvaluationSlice, Work
 from shoal.orchestrator.nodes.registry import FULL_ROOM, NodeRecord
 from shoal.orchestrator.run_state import RunState
-from shoal.orchestrator.work.leases import MAX_OPEN_LEASES, PROBATION_LEASES, lease_seconds
+from shoal.orchestrator.work.leases import (
+    FILES_A_LEASE,
+    FIRST_OPEN_LEASES,
+    MAX_OPEN_LEASES,
+    PROBATION_LEASES,
+)
 from shoal.orchestrator.work.open_work import closed, known
 from shoal.orchestrator.work.records import LeaseRecord
 
@@ -69,8 +75,8 @@ def wait_seconds(room: float) -> float:
 
 
 def leases_allowed(room: float, most: int) -> int:
-    """How many leases a node may hold of the `most` that its probation permits: one at least."""
-    return max(1, min(most, int(room)))
+    """How many leases a node may hold of the `most` that its files permit: all with its full room, half with half of it, one at least."""
+    return max(1, min(most, int(room * most / FULL_ROOM)))
 
 
 def relied_on_seconds(file_seconds: list[float], whole_seconds: float) -> float:
@@ -90,7 +96,10 @@ def on_probation(state: RunState, node: str) -> bool:
 
 def most_leases(state: RunState, node: str) -> int:
     """How many leases a node may hold that dropped none."""
-    return PROBATION_LEASES if on_probation(state, node) else MAX_OPEN_LEASES
+    if on_probation(state, node):
+        return PROBATION_LEASES
+    shown = state.view.accepted_in_a_row[node] - state.config.validation.probation_files
+    return min(MAX_OPEN_LEASES, FIRST_OPEN_LEASES + shown // FILES_A_LEASE)
 
 
 def require_no_wait(record: NodeRecord, now_unix: float) -> None:
@@ -105,11 +114,14 @@ def require_no_wait(record: NodeRecord, now_unix: float) -> None:
 
 
 def good_nodes(state: RunState) -> dict[str, int]:
-    """Members in good standing, with the leases that each may hold. The run's own pods are until they drop one: nobody else can make their keys."""
+    """Members in good standing, with the leases that each may hold and would: a worker that does not say has two at most. The run's own pods are
+    until they drop one: nobody else can make their keys."""
     since = state.clock() - RECENT_SECONDS
     accepted = state.view.accepted_unix
     return {
-        record.node: leases_allowed(record.room, most_leases(state, record.node))
+        record.node: min(
+            leases_allowed(record.room, most_leases(state, record.node)), record.together or FIRST_OPEN_LEASES
+        )
         for record in state.nodes.all()
         if record.state in MEMBERS
         and record.room >= 1.0
@@ -119,21 +131,20 @@ def good_nodes(state: RunState) -> dict[str, int]:
 
 def relied_on(state: RunState) -> float:
     """How long a lease of the run's steps is relied on, in seconds."""
-    shape = state.codec.shape
-    whole = lease_seconds(shape.max_completion_tokens, shape.rows - shape.completions)
-    return relied_on_seconds([float(each) for each in state.redis.lrange(_times(state), 0, -1)], whole)
+    files = [float(each) for each in state.redis.lrange(_times(state), 0, -1)]
+    return relied_on_seconds(files, state.codec.shape.lease_seconds)
 
 
 def drop(state: RunState, lease: LeaseRecord) -> None:
-    """Charge a node for its lease that ended without a file.
+    """Charge a node for its lease that ended without a file. Those that it held together cost what one does: a process that ends drops them all.
 
-    Where the step was sealed meanwhile by others, a lease that was young costs nothing, and a late one room but no wait, however often:
-    a slow machine is then relied on no more, and goes on.
+    Where the step was sealed meanwhile by others, a lease that was young costs nothing. Late ones that were held together cost once room,
+    but no wait, however often: a slow machine is then relied on no more, and goes on.
     """
     now, overtaken = state.clock(), closed(state, known(state, lease.lease.step))
     held = now - lease.given_unix if lease.given_unix is not None else 0.0
     if not overtaken or held > relied_on(state):
-        _charge(state, lease.lease.node, waits_from=None if overtaken else now)
+        _charge(state, lease.lease.node, waits_from=None if overtaken else now, given=lease.given_unix)
 
 
 def note_rejected(state: RunState, node: str) -> None:
@@ -156,18 +167,24 @@ def note_accepted(state: RunState, node: str, lease: str, received_unix: float |
         pipe.execute()
 
 
-def _charge(state: RunState, node: str, waits_from: float | None) -> None:
+def _charge(state: RunState, node: str, waits_from: float | None, given: float | None = None) -> None:
+    """`given`: when the lease was given that was dropped; None: nothing was charged with it."""
     with state.standing_lock:
         record = state.nodes.get(node)
         if record is None or record.state in EXCLUDED:
             return
+        charged = record.dropped_unix if waits_from is not None else max(record.dropped_unix, record.overtaken_unix)
+        if given is not None and given <= charged:
+            return
         most = most_leases(state, node)
+        changes: dict[str, Any] = {"abandoned_leases": record.abandoned_leases + 1}
         if waits_from is None:
-            room, until = room_when_overtaken(record.room, most), record.waits_until_unix
+            changes |= {"room": room_when_overtaken(record.room, most), "overtaken_unix": state.clock()}
         else:
             room = room_after_drop(record.room, most)
-            until = waits_from + wait_seconds(room)
-        state.nodes.change(record, room=room, waits_until_unix=until, abandoned_leases=record.abandoned_leases + 1)
+            changes |= {"room": room, "waits_until_unix": waits_from + wait_seconds(room)}
+            changes |= {"dropped_unix": waits_from} if given is not None else {}
+        state.nodes.change(record, **changes)
 
 
 def _times(state: RunState) -> str:

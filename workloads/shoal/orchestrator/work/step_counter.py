@@ -11,7 +11,7 @@ from typing import Literal
 
 from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.steps import BatchFile, SourceGroups, StepBatch
-from shoal.contracts.verdicts import RowReward
+from shoal.contracts.verdicts import SMALLEST_GROUP, RowReward
 
 OnlineFilter = Literal["TaskReward", "TotalReward", "None"]
 
@@ -40,8 +40,8 @@ def signal_groups(
     """Prompt indices of the groups that carry signal (paper section 3.3.2).
 
     `rewards` has `group_size` rows for each of `prompts`, in that order. A group carries signal when the rewards that the filter looks at are not all
-    equal; with `prime`, when its accuracy filter keeps it. Rows that could not be scored are left out of their group; a group without a scored row
-    never counts.
+    equal; with `prime`, when its accuracy filter keeps it. Rows without a reward are left out of their group; a group with fewer than two others
+    never counts, as nothing is compared there.
     """
     if len(rewards) != len(prompts) * group_size:
         raise ValueError(f"{len(rewards)} rewards do not fit {len(prompts)} groups of {group_size}")
@@ -50,7 +50,7 @@ def signal_groups(
         rows = rewards[number * group_size : (number + 1) * group_size]
         values = [row.reward if prime is None and online_filter == "TotalReward" else row.task_reward for row in rows]
         scored = [value for value in values if value is not None]
-        if not scored:
+        if len(scored) < SMALLEST_GROUP:
             continue
         if prime.keeps(scored) if prime is not None else online_filter == "None" or min(scored) != max(scored):
             carrying.append(prompt)

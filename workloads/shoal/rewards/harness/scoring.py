@@ -101,7 +101,7 @@ def named_function(name: str) -> Callable[..., Any]:
         raise NotScored(f"{name:.120} evaluates answers as programs: Shoal scores no task that needs it")
     package = find_spec("lm_eval")
     if package is None or package.origin is None:
-        raise NotScored("lm_eval is not installed here; install the extra `lm-eval` of shoal")
+        raise NotScored("lm_eval is not installed here; install the extra `lm-eval` of shoal-rl")
     path = Path(package.origin).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
     if module.startswith("lm_eval.tasks.") and path.is_file():
         spec = spec_from_file_location(module, path)

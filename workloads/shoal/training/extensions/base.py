@@ -33,6 +33,10 @@ class Extension:
 
     publishes = True
     """Whether this trainer announces versions. One that does not keeps states and reports only."""
+    state_first = False
+    """Whether a version may be handed over only after its state is durable: published weights are not enough to go on from."""
+    catches_up = False
+    """Whether a trainer without any state takes up in `before_run` what others of its run have learnt meanwhile."""
     share: tuple[int, int] = WHOLE
     """Which part of how many of a data set's rows this trainer learns; part 0 is the first."""
     weights_owner = ""
@@ -129,6 +133,14 @@ class Extensions:
     @property
     def publishes(self) -> bool:
         return all(each.publishes for each in self)
+
+    @property
+    def state_first(self) -> bool:
+        return any(each.state_first for each in self)
+
+    @property
+    def catches_up(self) -> bool:
+        return any(each.catches_up for each in self)
 
     @property
     def share(self) -> tuple[int, int]:

@@ -33,11 +33,11 @@ from shoal.training.packing import pack
 from shoal.training.rollouts import Sample
 from shoal.training.sft.order import SftSchedule
 from shoal.training.sft.rows import SftRowLimits, TokenRows, fetch_rows, read_manifest
-from shoal.training.update import Beat, Steps, over_ranks
+from shoal.training.update import Beat, Steps, over_packs, over_ranks
 
 
 @dataclass(frozen=True)
-class Batch:
+class SftBatch:
     """The rows of one update, or a part of the held-out rows: this rank's packs, and how many packs all ranks have."""
 
     packed: OptimizerBatch
@@ -55,11 +55,11 @@ class Learnt(Steps):
     packing_density: float
 
 
-def batch_of(samples: Sequence[Sample], capacity: int, rank: int = 0, world: int = 1) -> Batch:
+def batch_of(samples: Sequence[Sample], capacity: int, rank: int = 0, world: int = 1) -> SftBatch:
     """Rows packed into micro-batches of at most `capacity` tokens, and dealt out to ranks."""
     lengths = [len(sample.tokens) for sample in samples]
     packs = [[(samples[index], 0.0) for index in indices] for indices in pack(lengths, capacity)]
-    return Batch(optimizer_batch(packs, rank, world), len(packs), sum(lengths))
+    return SftBatch(optimizer_batch(packs, rank, world), len(packs), sum(lengths))
 
 
 class CompletionLoss:
@@ -94,7 +94,7 @@ def accumulate(policy: Policy, batch: OptimizerBatch, beat: Beat) -> Float[Tenso
 def learn(
     policy: Policy,
     optimizer: Optimizer,
-    batches: Iterable[Batch],
+    batches: Iterable[SftBatch],
     capacity: int,
     beat: Beat,
     after_update: Beat = lambda: None,
@@ -114,13 +114,13 @@ def learn(
 
 
 @torch.no_grad()
-def held_out_loss(policy: Policy, batch: Batch, beat: Beat) -> float:
+def held_out_loss(policy: Policy, batch: SftBatch, beat: Beat) -> float:
     """Mean loss over the completion tokens of rows that are not learnt (nats)."""
     total = torch.zeros(1, dtype=torch.float64)
     for packed in batch.packed.micro_batches:
         total -= policy(packed.to(policy.device))[1].double().sum().cpu()
         beat()
-    return over_ranks(total, policy, "the held-out loss")[0] / batch.packed.token_count
+    return over_packs(total, policy, "the held-out loss")[0] / batch.packed.token_count
 
 
 class SupervisedFineTuning:
@@ -143,14 +143,18 @@ class SupervisedFineTuning:
             for which in (False, True)
         )
         self._rows: TokenRows = learnt
-        self._held_out: Batch | None = self._batch(held_out, np.arange(len(held_out))) if len(held_out) else None
+        self._held_out: SftBatch | None = self._batch(held_out, np.arange(len(held_out))) if len(held_out) else None
         # Trainers of one run share the rows out: the same number each, so that all have the same updates.
         self._first, self._stride = extensions.share
         self._schedule = SftSchedule(settings, len(learnt) // self._stride, config.steps, config.seed)
         total = self._schedule.updates
         cosine = settings.schedule == "Cosine"
         self.optimizer = Optimizer(
-            policy.parameters(), settings, (lambda updates: cosine_rate(settings, updates, total)) if cosine else None
+            policy.parameters(),
+            settings,
+            (lambda updates: cosine_rate(settings, updates, total)) if cosine else None,
+            matrices=policy.hidden_matrices,
+            on_host=config.trainer.offloaded.optimizer,
         )
         telemetry.get_logger().info(
             "data set read", rows=len(learnt), held_out=len(held_out), updates=total, data=manifest.digest
@@ -194,8 +198,9 @@ class SupervisedFineTuning:
     def stop(self) -> None:
         """Nothing runs beside the loop."""
 
-    def _batch(self, rows: TokenRows, indices: Int[np.ndarray, " some"]) -> Batch:
-        return batch_of(rows.samples(indices), self._capacity, self._context.ranks.rank, self._context.ranks.world)
+    def _batch(self, rows: TokenRows, indices: Int[np.ndarray, " some"]) -> SftBatch:
+        ranks = self._context.ranks
+        return batch_of(rows.samples(indices), self._capacity, ranks.data_rank, ranks.data_world)
 
 
 def report(learnt: Learnt, *, rows: int, epoch: float, held_out_loss: float | None, **step: Any) -> StepMetrics:

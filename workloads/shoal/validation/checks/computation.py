@@ -9,6 +9,7 @@ import numpy as np
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.recipe import ProofThresholds
 from shoal.contracts.rollouts import Rollout, sampled_stretches
+from shoal.proofs.reduction import points
 from shoal.toploc import codec
 from shoal.toploc.codec import MalformedProofError, ProofErrors, Proofs
 from shoal.toploc.top_points import Bool
@@ -89,10 +90,10 @@ def _parse(row: Rollout, facts: Facts) -> list[Proofs]:
 
 
 def _errors(row: Rollout, ours: Prefill, facts: Facts, masked: Bool | None) -> list[ProofErrors]:
-    """Errors of every proof of a row; `ours.states` are those of its sampled tokens."""
+    """Errors of every proof of a row; `ours.hidden` are the states of its sampled tokens, reduced to points where they are."""
     found, start = [], 0
     for proofs, stretch in zip(_parse(row, facts), sampled_stretches(row.completion_mask), strict=True):
         end = start + stretch.stop - stretch.start
-        found += codec.compare(proofs, ours.states[start:end], masked)
+        found += codec.compare_points(proofs, *points(ours.hidden[start:end], masked)).rows()
         start = end
     return found

@@ -7,23 +7,39 @@ hidden state depends on them.
 
 Which rule it is, the run's configuration says (`ValidationJob.sampler`), never the worker. Where two tokens are nearly equal, rounding decides, and
 an engine and we may differ. What rounding may do is a budget of the file (`DrawnGaps`): one token is not far behind, and all together are neither
-behind too often nor by too much. So a liar who knows the budget can choose a few tokens, and not each one (docs/adversaries.md). It rests on
-statistics, so it slashes only when a second check finds the same.
+behind too often nor by too much. So a liar who knows the budget can choose a few tokens, and not each one (docs/adversaries.md). Rarely rounding puts
+an honest token farther behind: its row is left out of the file, as if it could not be scored (ADR 0090). A row of another seed has many such tokens,
+and is found by itself. It rests on statistics, so it slashes only when a second check finds the same.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from shoal.contracts.recipe import DrawnGaps
-from shoal.validation.checks.termination import at_least
+from shoal.contracts.rollouts import Rollout
+from shoal.sampling.tails import at_least
 from shoal.validation.facts import File, Finding, reject
 from shoal.validation.prefill import Prefill
 
+OUTLIERS_TOGETHER = 1.0
+"""How many a row is expected to have that has one, beside those of `DrawnGaps.outliers`: what rounds one token far may round others of its row."""
 
-def check(file: File, prefills: Mapping[int, Prefill], budget: DrawnGaps) -> Finding | None:
-    """No token of the rows in `prefills` (by row number) is farther behind than one may be; nothing to say where nobody draws again."""
+
+@dataclass(frozen=True)
+class Outliers:
+    """Of one row: tokens farther behind than one may be, of how many, and what is wrong in words."""
+
+    count: int
+    tokens: int
+    words: str
+
+
+def outliers(file: File, prefills: Mapping[int, Prefill], budget: DrawnGaps) -> dict[int, Outliers]:
+    """Rows of `prefills` (by row number) with a token farther behind than one may be. None where nobody draws again."""
+    found = {}
     for number, ours in prefills.items():
         if ours.gaps is None or ours.drawn is None:
             continue
@@ -33,18 +49,42 @@ def check(file: File, prefills: Mapping[int, Prefill], budget: DrawnGaps) -> Fin
         if behind.size:
             first = int(behind[0])
             place = int(np.flatnonzero(row.completion_mask)[first])
-            return reject(
-                "redraw",
+            words = (
                 f"row {number}: {behind.size} of {ours.gaps.size} tokens are not what seed {row.seed} draws "
                 f"from version {file.policy_version}; the first is token {place}: {row.completion_tokens[place]} is "
                 f"claimed, drawn is {int(ours.drawn[first])}, {float(ours.gaps[first]):.3g} nats ahead (allowed "
-                f"{allowed:g})",
+                f"{allowed:g})"
             )
-    return None
+            found[number] = Outliers(int(behind.size), int(ours.gaps.size), words)
+    return found
+
+
+def check(found: Mapping[int, Outliers], rows: Collection[Rollout], budget: DrawnGaps, chance: float) -> Finding | None:
+    """No more rows have such a token than rounding explains in `rows`; none at all where the budget does not say how many do.
+
+    One row is always explained, unless more of its tokens are such than rounding puts together. `rows` are all of this look, also those that come
+    after the ones in `found`: so it may be asked at any time, and rejects an honest file for its rows with at most `chance` nevertheless.
+    """
+    if not found:
+        return None
+    first = next(iter(found.values())).words
+    if budget.outliers is None:
+        return reject("redraw", first)
+    for row in found.values():
+        if at_least(row.count, OUTLIERS_TOGETHER + budget.outliers * row.tokens) < chance:
+            return reject("redraw", row.words)
+    if len(found) == 1:
+        return None
+    expected = budget.outliers * sum(sum(row.completion_mask) for row in rows)
+    if at_least(len(found), expected) >= chance:
+        return None
+    return reject(
+        "redraw", f"{len(found)} of {len(rows)} rows have such a token, rounding explains {expected:.2g}. {first}"
+    )
 
 
 def check_budget(file: File, prefills: Mapping[int, Prefill], budget: DrawnGaps, chance: float) -> Finding | None:
-    """All tokens seen so far are together within the budget. `chance`: how often an honest file may be rejected here."""
+    """All tokens of these rows are together within the budget. `chance`: how often an honest file may be rejected here."""
     seen = [
         ours.gaps * _scale(file.rows[number].temperature) for number, ours in prefills.items() if ours.gaps is not None
     ]

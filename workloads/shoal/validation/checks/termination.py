@@ -7,12 +7,12 @@ at each position the policy's own probability of an improbable end is known; the
 file is expected to have; a file is rejected when it has this many more that chance does not explain it.
 """
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
 
 from shoal.contracts.rollouts import Rollout
+from shoal.sampling.tails import at_least
 from shoal.validation.facts import Facts, File, Finding, reject
 from shoal.validation.prefill import Prefill
 
@@ -64,17 +64,3 @@ def check_probabilities(file: File, prefills: Mapping[int, Prefill], facts: Fact
                 f"(least {min(ends):.2g}); {expected:.3g} are expected of this policy",
             )
     return None
-
-
-def at_least(count: int, expected: float) -> float:
-    """Upper bound on the chance of `count` or more events where `expected` are expected.
-
-    The chances may differ and depend on what came before, as they do along a completion: Chernoff's bound for a
-    counting martingale, `exp(count - expected) * (expected / count)**count` (Freedman, On tail probabilities for
-    martingales, 1975).
-    """
-    if count <= expected:
-        return 1.0
-    if expected <= 0.0:
-        return 0.0
-    return math.exp(count - expected + count * math.log(expected / count))

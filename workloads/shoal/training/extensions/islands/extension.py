@@ -25,6 +25,7 @@ class Islands(Extension):
 
     idle_phases = ("join", "exchange")
     weights_owner = "its island"
+    state_first = True  # what the islands share is in the state alone
 
     def __init__(self, own: OwnIsland) -> None:
         self._own = own
@@ -43,6 +44,7 @@ class Islands(Extension):
         self._supervised = context.config.sft is not None
         self.membership = Membership(context.config, self._own, context.ranks, policy, context.alive)
         self.share = (self.membership.share, self.membership.shares)
+        self.catches_up = not self.membership.federated
 
     def before_run(self, version: int) -> int:
         """Take up what the islands share."""

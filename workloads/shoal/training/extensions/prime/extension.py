@@ -78,8 +78,10 @@ class PrimeExtension(Extension):
 
     def attach(self, context: TrainerContext, policy: Policy) -> None:
         self._progress = context.progress
-        model = load_policy(context.base, context.config.trainer, context.ranks, context.liveness.progress)
-        self.reward_model = RewardModel(model, self._recipe, self._settings)
+        trainer = context.config.trainer
+        model = load_policy(context.base, trainer, context.ranks, context.liveness.progress, context.weights)
+        on_host = trainer.offloaded.optimizer
+        self.reward_model = RewardModel(model, self._recipe, self._settings, on_host=on_host)
 
     def learners(self) -> Mapping[str, Learner]:
         return {"beside": self.reward_model.learner}

@@ -18,7 +18,7 @@ advantages. Pure; called by `reward_model`.
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import logsigmoid
 
 from shoal.training.advantages import SMALLEST_DEVIATION
 from shoal.training.completions import Packed
@@ -32,8 +32,8 @@ def token_rewards(
 
 
 def outcome_losses(scores: Float[Tensor, " samples"], outcomes: Float[Tensor, " samples"]) -> Float[Tensor, " samples"]:
-    """Binary cross-entropy of sigmoid(score) against the outcome; stable for scores of any size."""
-    return softplus(scores) - outcomes * scores
+    """Binary cross-entropy of sigmoid(score) against the outcome; exact for scores of any size (`softplus` gives up beyond 20)."""
+    return -(outcomes * logsigmoid(scores) + (1 - outcomes) * logsigmoid(-scores))
 
 
 def loss_slopes(

@@ -29,7 +29,7 @@ from shoal.training.host_copy import Learner
 from shoal.training.model import Policy
 from shoal.training.optimizer import Applied, Optimizer
 from shoal.training.rollouts import RolloutGroup
-from shoal.training.update import Beat, LogProbs, Steps, over_ranks, plan_logprobs
+from shoal.training.update import Beat, LogProbs, Steps, over_packs, plan_logprobs
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RewardModelUpdates(Steps):
 
 @dataclass(frozen=True)
 class RewardModelRecipe:
-    """How the reward model is optimised, as `optimizer.Hyperparameters`: its own rate and clip, the recipe's AdamW, no warm-up."""
+    """How the reward model is optimised, as `optimizer.Hyperparameters`: its own rate and clip, the recipe's AdamW, no warm-up, no Muon."""
 
     learning_rate: float
     max_grad_norm: float
@@ -58,6 +58,7 @@ class RewardModelRecipe:
     adam_beta2: float
     weight_decay: float
     warmup_steps: int = 0
+    muon: None = None
 
     @classmethod
     def of(cls, recipe: Recipe, settings: PrimeSettings) -> "RewardModelRecipe":
@@ -103,7 +104,7 @@ class OutcomeLoss:
         there = self._packed.counts() > 0
         right = (scores > 0) == (self._outcomes > 0.5)
         losses = outcome_losses(scores, self._outcomes)
-        self.sums += torch.stack([losses[there].sum(), right[there].double().sum()])
+        self.sums += torch.stack([(losses * there).sum(), (right & there).double().sum()])
         slopes = loss_slopes(scores, self._outcomes, self._beta) / self._rows
         self._slopes = slopes[self._packed.owners].to(logprobs.dtype)
 
@@ -116,11 +117,12 @@ class OutcomeLoss:
 
 
 class RewardModel:
-    """The reward model of a run with algorithm `prime`, with its optimizer."""
+    """The reward model of a run with algorithm `prime`, with its optimizer, whose moments may lie `on_host` as the policy's."""
 
-    def __init__(self, model: Policy, recipe: Recipe, settings: PrimeSettings) -> None:
+    def __init__(self, model: Policy, recipe: Recipe, settings: PrimeSettings, *, on_host: bool = False) -> None:
         self._model, self._settings = model, settings
-        self.learner = Learner(model, Optimizer(model.parameters(), RewardModelRecipe.of(recipe, settings)))
+        optimizer = Optimizer(model.parameters(), RewardModelRecipe.of(recipe, settings), on_host=on_host)
+        self.learner = Learner(model, optimizer)
 
     def complete(self, plan: StepPlan, reference: LogProbs, outcomes: Outcomes, beat: Beat) -> StepPlan:
         """The plan with PRIME's advantages instead of the outcome's alone."""
@@ -163,7 +165,7 @@ class RewardModel:
                 beat()
             applied.append(self.learner.optimizer.step())
         rows = sum(batch.rows for batch in plan.optimizer_batches)
-        loss_sum, right = over_ranks(sums, self._model, "the reward model's sums of a step")
+        loss_sum, right = over_packs(sums, self._model, "the reward model's sums of a step")
         return RewardModelUpdates(applied=applied, loss=loss_sum / rows, accuracy=right / rows)
 
     def _baselines(
@@ -176,15 +178,15 @@ class RewardModel:
             for packed, numbers, rewarded in zip(batch.micro_batches, batch.numbers, parts, strict=True):
                 whose, here = packed_of(packed, numbers), places(numbers)
                 found[0, here], found[1, here] = whose.sums(rewarded), whose.counts()
-        sums = torch.tensor(over_ranks(found.flatten(), self._model, "process rewards of a step"), dtype=torch.float64)
+        sums = torch.tensor(over_packs(found.flatten(), self._model, "process rewards of a step"), dtype=torch.float64)
         totals, tokens = sums[:count], sums[count:]
         return process_baselines(totals / tokens.clamp(min=1), tokens > 0, outcomes.groups)
 
     def _spread(self, values: list[list[Float[Tensor, " _"]]], count: int) -> tuple[float, float]:
         """Mean and deviation (the population's) over all tokens of the step, of all ranks."""
         flat = torch.cat([torch.zeros(0, dtype=torch.float64), *(part for parts in values for part in parts)])
-        mean = over_ranks(flat.sum()[None], self._model, "the mean of a step's advantages")[0] / count
-        squares = over_ranks(((flat - mean) ** 2).sum()[None], self._model, "the spread of a step's advantages")[0]
+        mean = over_packs(flat.sum()[None], self._model, "the mean of a step's advantages")[0] / count
+        squares = over_packs(((flat - mean) ** 2).sum()[None], self._model, "the spread of a step's advantages")[0]
         return mean, (squares / count) ** 0.5
 
 

@@ -8,7 +8,7 @@ token. For a completion of n tokens with reward R, cut at positions 0 = p_0 <= p
                  V(n)   = R: after the last token there is nothing left to estimate
     advantage    A_t = V(p_{j+1}) - V(p_j) for the tokens from p_j up to p_{j+1}      (equation 6 of the paper, without discount, with all
                  reward at the end; its estimate of V is equation 5)
-    normalised   (A_t - mean) / deviation, both over all sampled tokens of the step (`normalizeAdvantages`)
+    normalised   (A_t - mean) / deviation, both over all tokens of the step that are learnt (`normalizeAdvantages`)
 
 A completion is not a part of any value that its own tokens are compared with: so the values are unbiased over all groups that are sampled; over
 those that the online filter keeps, V(0) and V(n) are not (docs/vineppo.md). Equal positions are one boundary with

@@ -1,31 +1,31 @@
 """A tiny chat model: Qwen3's tokenizer and chat template with the vocabulary cut to a thousand tokens, and a Qwen3 of half a million parameters.
 
-`cut_tokenizer` needs the real tokenizer (`tools/fetch_tokenizers.py`); `taught_model` teaches additions in chat prompts for some seconds.
-`python chat_model.py FOLDER` makes the model.
+`cut_tokenizer` needs the real tokenizer (`tools/fetch_tokenizers.py`); `coin_model` teaches a first answer for some seconds.
 """
 
 import json
-import random
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from real_tokenizers import checkpoint
 
+from real_tokenizers import checkpoint
 from shoal.contracts.prompts import PromptSettings
 from shoal.contracts.recipe import GeneratedModel
-from shoal.environments.arithmetic import Arithmetic, operands
+from shoal.contracts.tasks import Task
 from shoal.environments.generated_model import Lesson, _teach, random_model
+from shoal.environments.math import Math
 from shoal.environments.prompt_check import decided
 from shoal.environments.prompts import load_tokenizer, prompt_tokens
-from shoal.environments.slips import learners_addition
 from shoal.environments.tokens import eos_token_ids
 
 KEPT = 1000
 """Tokens of the byte-pair vocabulary: all bytes, and the first merges. The added tokens follow."""
 SETTINGS = PromptSettings(system="Add.", template_arguments={"enable_thinking": False})
-BATCH, LEARNING_RATE, WARM_UP = 64, 3e-3, 20
+LEARNING_RATE = 1e-3
+QUESTION = "1 or 2?"
+LONGEST = 192
+LESSONS = 8
 
 
 def cut_tokenizer(folder: Path) -> Path:
@@ -56,40 +56,31 @@ def cut_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def taught_model(folder: Path, updates: int, seed: int = 0) -> float:
-    """Write the checkpoint; returns the last loss."""
+def coin_model(folder: Path, updates: int = 80) -> None:
+    """Write a checkpoint that answers `QUESTION` and a number in a box, with 1 or 2 as a coin says. `updates` of some 0.2 s on a quiet core."""
     cut_tokenizer(folder)
     stops = (folder / "generation_config.json").read_bytes()
-    tokenizer, environment = load_tokenizer(folder), Arithmetic()
-    torch.manual_seed(seed)
-    chance = random.Random(seed)
-    model = random_model(GeneratedModel(), tokenizer, 128)
-    terms = decided(SETTINGS, folder, tokenizer)
+    tokenizer, environment = load_tokenizer(folder), Math()
+    torch.manual_seed(0)
+    model = random_model(GeneratedModel(), tokenizer, LONGEST)
+    terms = decided(PromptSettings(), folder, tokenizer)
     end = min(eos_token_ids(folder) - {tokenizer.pad_token_id})
-    tasks = environment.tasks(4096, seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    loss = 0.0
-    for step in range(1, updates + 1):
-        lessons = [
-            Lesson(
-                prompt_tokens(tokenizer, environment, task, None, terms),
-                [
-                    *tokenizer.encode(learners_addition(*operands(task), chance, slips=0.3), add_special_tokens=False),
-                    end,
-                ],
-            )
-            for task in chance.choices(tasks, k=BATCH)
+    lessons = [
+        Lesson(
+            prompt_tokens(tokenizer, environment, task, None, terms),
+            [*tokenizer.encode(f"\\boxed{{{side}}}", add_special_tokens=False), end],
+        )
+        for n in range(LESSONS)
+        for task in [
+            Task(problem_id=str(n), task_type="math", prompt=f"{QUESTION} {n}", verification_info={"answer": "1"})
         ]
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, step / WARM_UP)
-        loss = _teach(model, lessons, tokenizer.pad_token_id)
+        for side in (1, 2)
+    ]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    for _ in range(updates):
+        _teach(model, lessons, tokenizer.pad_token_id)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
     model.save_pretrained(folder)
     (folder / "generation_config.json").write_bytes(stops)
-    return loss
-
-
-if __name__ == "__main__":
-    sys.stdout.write(f"loss {taught_model(Path(sys.argv[1]), int(sys.argv[2])):.3f}\n")

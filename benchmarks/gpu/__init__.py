@@ -1,0 +1,1 @@
+"""A GPU's first ten minutes: `python -m benchmarks.gpu`."""

@@ -1,0 +1,164 @@
+"""The operator with many TrainingRuns, of which a tenth is silent and a tenth has a part that crashes: `python -m benchmarks.operator --runs 1000`.
+
+Runs are spread over twenty namespaces, as tenants have them, and have all children that builders make. `measure_runs` gives the figures; names of
+those that depend on the number of runs have it in them. At 1,000 runs the operator makes some 50,000 objects: five minutes for it and the API server.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from benchmarks.operator.cluster import (
+    CREATORS,
+    Bench,
+    Kube,
+    Object,
+    OperatorProcess,
+    Seen,
+    cpu_seconds,
+    kill,
+    on_one_core,
+    resident_mib,
+    run,
+    wait,
+)
+from benchmarks.operator.controllers import Controllers, failing_runs
+from benchmarks.operator.measures import MANAGED, percentile, reconciles
+from benchmarks.operator.orchestrators import healthy, run_name, start
+from shoal_operator.engine.kinds import CHILDREN, OWN
+
+TENANTS = 20
+SETTLE_SECONDS = 30.0
+"""Between the last child and what is measured as steady: what follows writes of our own is over then."""
+EDITS_PER_SECOND = 4.0
+VALUES = 250
+"""Replicas of validators that an edit asks for, from 2 on: with the run's name a number that says which edit it was. The CRD takes 256."""
+
+
+def tenant(number: int) -> str:
+    return f"tenant-{number % TENANTS}"
+
+
+def measure_runs(bench: Bench, runs: int, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
+    """All figures. The operator has one core while runs are made, rest and are edited."""
+    address = bench.loopback.address()
+    bench.services = address
+    spaces = {run_name(number): tenant(number) for number in range(runs)}
+    for name in sorted(set(spaces.values())):
+        bench.kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        # Its controller is not running.
+        bench.kube.create(
+            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": name}}
+        )
+    stand_in = start(address)
+    seen, phases = Seen(bench.plane.kubeconfig, "Validator"), Seen(bench.plane.kubeconfig, "TrainingRun", _phase)
+    controllers = Controllers(bench.kube, failing_runs(runs, spaces))
+    try:
+        operator = bench.operator("runs")
+        wait("it to lead", operator.is_leader, 60)
+        with on_one_core(operator):
+            say(f"creating {runs} runs")
+            began = time.monotonic()
+            _create(bench.kube, spaces)
+            at_work = [run_name(number) for number in healthy(runs)]
+            wait(
+                f"{len(at_work)} runs to be Running",
+                lambda: all((name, "Running") in phases.replicas for name in at_work),
+                3600,
+            )
+            made = time.monotonic() - began
+            say(f"made in {made:.0f} s; resting")
+            time.sleep(SETTLE_SECONDS)
+            used, looked, at = cpu_seconds(operator), reconciles(operator), time.monotonic()
+            time.sleep(seconds)
+            lasted = time.monotonic() - at
+            share = (cpu_seconds(operator) - used) / lasted / runs
+            looks = (reconciles(operator) - looked) / lasted
+            say(f"editing runs for {seconds:.0f} s")
+            edits = _edit_latencies(bench.kube, seen, spaces, at_work, seconds)
+        memory = resident_mib(operator)
+        operator.stop()
+        say("starting the operator again")
+        operator, cold = _cold_start(bench, seen, spaces, at_work)
+        memory = max(memory, resident_mib(operator))
+        say("killing the leader")
+        failover = _failover(bench, seen, operator, spaces, at_work[0])
+        children = sum(len(bench.kube.list(kind, None, MANAGED)) for kind in CHILDREN)
+        return {
+            "runs": runs,
+            "runs_silent": sum(number % 10 == 3 for number in range(runs)),
+            "runs_failing": sum(number % 10 == 7 for number in range(runs)),
+            "children_per_run": round(children / runs, 1),
+            f"apply_seconds_{runs}_runs": round(made, 1),
+            "cpu_share_per_run": round(share, 6),
+            "reconciles_per_second_steady": round(looks, 1),
+            f"edit_p50_ms_at_{runs}_runs": round(percentile(edits, 0.5), 1),
+            f"edit_p99_ms_at_{runs}_runs": round(percentile(edits, 0.99), 1),
+            f"cold_start_seconds_{runs}_runs": round(cold, 2),
+            f"rss_mib_{runs}_runs": round(memory, 1),
+            f"failover_seconds_{runs}_runs": round(failover, 2),
+        }
+    finally:
+        controllers.close()
+        seen.close()
+        phases.close()
+        stand_in.kill()
+        stand_in.wait()
+
+
+def _phase(found: Object) -> str:
+    return str(found.get("status", {}).get("phase"))
+
+
+def _create(kube: Kube, spaces: dict[str, str]) -> None:
+    def create(name: str) -> None:
+        kube.create(run(spaces[name], name, steps=999_999))
+
+    with ThreadPoolExecutor(CREATORS) as people:
+        list(people.map(create, spaces))
+
+
+def _edit(kube: Kube, spaces: dict[str, str], name: str, value: int) -> tuple[str, int]:
+    """Ask for so many validators; what is seen in the child when it is applied."""
+    kube.merge("TrainingRun", name, spaces[name], {"spec": {"validator": {"replicas": value}}}, manager="bench")
+    return f"{name}-validator", value
+
+
+def _edit_latencies(kube: Kube, seen: Seen, spaces: dict[str, str], names: list[str], seconds: float) -> list[float]:
+    """Milliseconds from an edit of a healthy run until its child has it, at a steady rate, each of another run than the last."""
+    sent: dict[tuple[str, int], float] = {}
+    began = time.monotonic()
+    for number in range(int(EDITS_PER_SECOND * seconds)):
+        time.sleep(max(0.0, began + number / EDITS_PER_SECOND - time.monotonic()))
+        at = time.monotonic()
+        sent[_edit(kube, spaces, names[number % len(names)], 2 + number % VALUES)] = at
+    wait("every edit to be applied", lambda: sent.keys() <= seen.replicas.keys(), 120)
+    return sorted(1000 * (seen.replicas[edit] - at) for edit, at in sent.items())
+
+
+def _cold_start(bench: Bench, seen: Seen, spaces: dict[str, str], names: list[str]) -> tuple[OperatorProcess, float]:
+    """Seconds until an operator that starts has looked at every object, and applied what was edited of a tenth of the runs while it was away."""
+    bench.kube.delete("Lease", "shoal-operator", "shoal-system")
+    sent = {_edit(bench.kube, spaces, name, VALUES + 3) for name in names[::10]}
+    objects = sum(len(bench.kube.list(kind)) for kind in OWN)
+    began = time.monotonic()
+    process = bench.operator("cold")
+
+    def through() -> bool:
+        depth = process.metrics().get('workqueue_depth{name="shoal"}')
+        return sent <= seen.replicas.keys() and reconciles(process) >= objects and depth == 0
+
+    wait("every run to be looked at", through, 600, interval=0.2)
+    return process, time.monotonic() - began
+
+
+def _failover(bench: Bench, seen: Seen, leader: OperatorProcess, spaces: dict[str, str], name: str) -> float:
+    """Seconds from SIGKILL of the leader until an edit that was made at that moment is applied by the other replica."""
+    standby = bench.operator("standby-runs")
+    wait("the standby to have listed everything", standby.is_ready, 300)
+    kill(leader)
+    began = time.monotonic()
+    edit = _edit(bench.kube, spaces, name, VALUES + 4)
+    wait("the standby to take over", lambda: edit in seen.replicas, 300, interval=0.01)
+    return seen.replicas[edit] - began

@@ -1,0 +1,1 @@
+"""From the death of a rank to the next step: the rates of its parts."""

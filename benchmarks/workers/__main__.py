@@ -1,0 +1,86 @@
+"""How much of an engine's time workers use: `python -m benchmarks.workers [--hours H]`, some minutes; writes `benchmarks/results/workers.json`.
+
+The engine is a clock at the speed of four H100 with a 32B model and the paper's lengths; planning, filling, swapping and giving up are the
+product's own (`fleet`). `steady` has one version and an endless step, `run` steps of the paper's size with versions that come. Each is compared
+with one lease at a time.
+"""
+
+import argparse
+import json
+import platform
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from benchmarks.workers.clock_engine import LIMIT_TOKENS, MEAN_TOKENS, SPREAD, STRIDE
+from benchmarks.workers.fleet import Found, Setting, simulate
+from shoal.inference.lease_desk import MOST_LEASES
+from shoal.installed import installed
+
+RESULT = Path(__file__).parents[1] / "results" / "workers.json"
+HOURS, WARM_UP_HOURS = 4.0, 1.0
+PAPER = Setting(leases=MOST_LEASES, slots=64, rows=64, workers=4, groups=128)
+STEADY = replace(PAPER, swaps=False, workers=1)
+SETTINGS = {
+    "steady_64_slots": STEADY,
+    "steady_128_slots": replace(STEADY, slots=128, rows=128),
+    "steady_64_slots_short": replace(STEADY, means=(2_000.0,)),
+    "steady_64_slots_mixed": replace(STEADY, means=(2_000.0, 4_000.0, 8_000.0, 16_000.0)),
+    "run_64_slots": PAPER,
+}
+
+
+def compared(setting: Setting, found: Found, one: Found) -> dict[str, Any]:
+    """One setting beside the same with one lease at a time."""
+    return {
+        "setting": asdict(setting),
+        **asdict(found),
+        "tokens_ratio_to_one_lease": found.tokens_a_second / one.tokens_a_second,
+        "accepted_tokens_ratio_to_one_lease": accepted(found) / accepted(one),
+        "one_lease": asdict(one),
+    }
+
+
+def accepted(found: Found) -> float:
+    """Tokens a second in files that came in time."""
+    return found.tokens_a_second * (1 - found.expired_share)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hours", type=float, default=HOURS, help="of virtual time, the first of them to warm up")
+    asked = parser.parse_args()
+    if asked.hours <= WARM_UP_HOURS:
+        parser.error(f"--hours {asked.hours}: more than {WARM_UP_HOURS:g}, which warm up")
+    found = {}
+    with ProcessPoolExecutor(max_workers=2 * len(SETTINGS), mp_context=get_context("fork")) as processes:
+        begun = {
+            name: [
+                processes.submit(simulate, each, asked.hours, WARM_UP_HOURS)
+                for each in (setting, replace(setting, leases=1))
+            ]
+            for name, setting in SETTINGS.items()
+        }
+        for name, pair in begun.items():
+            found[name] = compared(SETTINGS[name], *(each.result() for each in pair))
+            print(name, *(f"{key} {found[name][key]:.3f}" for key in KEYS), flush=True)
+    steady, run = found["steady_64_slots"], found["run_64_slots"]
+    document = {
+        "slot_occupancy": steady["slot_occupancy"],
+        "tokens_ratio_to_one_lease": steady["tokens_ratio_to_one_lease"],
+        "engine_idle_share": run["engine_idle_share"],
+        "expired_share": run["expired_share"],
+        "lengths": {"mean": MEAN_TOKENS, "limit": LIMIT_TOKENS, "spread": SPREAD, "stride": STRIDE},
+        "hours": asked.hours,
+        "found": found,
+        "software": {"shoal": installed().version, "python": platform.python_version()},
+    }
+    RESULT.write_text(json.dumps(document, indent=1) + "\n")
+
+
+KEYS = ("slot_occupancy", "engine_idle_share", "expired_share", "tokens_ratio_to_one_lease")
+
+if __name__ == "__main__":
+    main()

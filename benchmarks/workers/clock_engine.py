@@ -1,0 +1,72 @@
+"""An engine of which only the clock is there: rows have lengths that are drawn, and a step takes what a GPU would take.
+
+In: requests. Out: completions without tokens' meaning, and the engine's time, which only steps, swaps and `wait` advance. A step reads all weights
+and the keys and values of every running row (the formula of `shoal.planner.step_parts`). It stands for `STRIDE` tokens of each row, so that hours
+take seconds; lengths are in strides too.
+"""
+
+import math
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from shoal.inference.completions import Completion, Request
+from shoal.planner.rates import DECODE_SHARE
+
+STRIDE = 64
+WEIGHTS_BYTES = 65e9
+CACHE_BYTES_A_TOKEN = 262_144.0
+"""Keys and values of a 32B model: 64 layers, 8 heads of 128, bfloat16."""
+BANDWIDTH = 4 * 3.35e12 * DECODE_SHARE
+"""Bytes a second of four H100."""
+MEAN_TOKENS, LIMIT_TOKENS, SPREAD = 9_000.0, 30_720, 0.75
+"""The paper's lengths; the spread is `shoal.planner.lengths.SPREAD`."""
+LIMIT = LIMIT_TOKENS // STRIDE
+
+
+def length_of(seed: int, mean: float = MEAN_TOKENS) -> int:
+    """Strides of the completion with this seed: lognormal, cut at the limit."""
+    tokens = random.Random(seed).lognormvariate(math.log(mean) - SPREAD**2 / 2, SPREAD)
+    return max(1, min(LIMIT, round(tokens / STRIDE)))
+
+
+@dataclass
+class _Row:
+    length: int
+    done: int = 0
+
+
+@dataclass
+class ClockEngine:
+    """`sequences` rows at once, in virtual seconds `now`."""
+
+    sequences: int
+    means: Sequence[float] = (MEAN_TOKENS,)
+    """Mean tokens of each kind of row: a seed's kind is its rest by their number."""
+    now: float = 0.0
+    tokens: int = 0
+    rows: dict[str, _Row] = field(default_factory=dict)
+    count: int = 0
+
+    def start(self, request: Request, pauses: Callable[[Sequence[int]], bool] | None = None) -> str:
+        if len(self.rows) >= self.sequences:
+            raise RuntimeError("more rows were started than the engine has slots")
+        self.count += 1
+        self.rows[str(self.count)] = _Row(length_of(request.seed, self.means[request.seed % len(self.means)]))
+        return str(self.count)
+
+    def step(self) -> list[tuple[str, Completion]]:
+        positions = STRIDE * sum(row.done for row in self.rows.values())
+        self.now += STRIDE * (WEIGHTS_BYTES + positions * CACHE_BYTES_A_TOKEN) / BANDWIDTH
+        ended = []
+        for name, row in list(self.rows.items()):
+            row.done += 1
+            if row.done >= row.length:
+                del self.rows[name]
+                ended.append((name, Completion([0] * row.length, [], "length" if row.length == LIMIT else "stop", b"")))
+        self.tokens += STRIDE * (len(self.rows) + len(ended))
+        return ended
+
+    def abort(self, names: Collection[str]) -> None:
+        for name in names:
+            self.rows.pop(name, None)

@@ -1,0 +1,28 @@
+"""CEL rules of volumes. Used by `rules`."""
+
+from shoal_operator.api.rule import Rule
+
+VOLUME_RULES: tuple[Rule, ...] = (
+    Rule(
+        model="TrainingRunSpec",
+        expression="!has(self.storeVolume) || !has(self.storage.s3)",
+        message="goes with a folder store: with storage.s3 the run's store has no volume",
+        field="storeVolume",
+        good={"storeVolume": {"storageClassName": "nfs"}, "storage": {"prefix": "shoal"}},
+        bad={
+            "storeVolume": {"storageClassName": "nfs"},
+            "storage": {"s3": {"endpoint": "http://s3", "bucket": "rollouts", "credentialsSecret": "s3"}},
+        },
+    ),
+    *(
+        Rule(
+            model=model,
+            expression="!has(self.size) || string(self.size).matches('[1-9]')",
+            message="must be more than nothing: a claim of no size is refused",
+            field="size",
+            good={"size": "40Gi"},
+            bad={"size": "0Gi"},
+        )
+        for model in ("Volume", "StoreVolume")
+    ),
+)

@@ -1,0 +1,137 @@
+"""What the admin of a cluster says about the pods of all its runs (chart value `runs`), laid over each child before it is written. Pure.
+
+A run's own word wins: what a manifest names stays as it is. Costs microseconds a child and reconcile.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from shoal.contracts.base import SpecModel
+from shoal_operator.api.pod_fields import ObjectRef
+from shoal_operator.api.pods import Toleration
+from shoal_operator.children import names
+from shoal_operator.children.overlay import overlay
+from shoal_operator.children.pods import USER_ID, said
+from shoal_operator.engine.cluster import ClusterError, Object
+
+SHARED = "ReadWriteMany"
+
+REPOSITORIES = frozenset(image.rpartition(":")[0] for image in names.IMAGES.values())
+"""Of the images of every release: a run may be as an earlier one made it."""
+
+API_SERVER = "https://kubernetes.default.svc"
+"""Audience that API servers have where nobody chose another; it is also that of a token without one."""
+
+
+class NotAllowedHere(ClusterError):
+    """A run asks for what the admin of this cluster does not allow."""
+
+    condition = "NotAllowedHere"
+
+
+class Site(SpecModel):
+    """Defaults of one cluster for the pods and claims of all runs in it."""
+
+    image_registry: (
+        Annotated[str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$")]
+        | None
+    ) = Field(None, description="Registry, with a path, before the release's images; absent: none.")
+    image_digests: dict[
+        Annotated[str, StringConstraints(max_length=253)],
+        Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")],
+    ] = Field(
+        {}, max_length=128, description="Digests of releases' images, by their names; the chart of a release has them."
+    )
+    image_pull_secrets: list[ObjectRef] = Field([], max_length=8, description="Registry credentials of every pod.")
+    storage_class_name: ObjectRef | None = Field(
+        None, description="Storage class of new claims; absent: the cluster's default."
+    )
+    shared_storage_class_name: ObjectRef | None = Field(
+        None, description="Storage class of new ReadWriteMany claims, the folder stores; absent: storageClassName."
+    )
+    tolerations: list[Toleration] = Field([], max_length=16, description="Taints that every pod tolerates.")
+    user_ids: Literal["Fixed", "Cluster"] = Field(
+        "Fixed",
+        description=f"Fixed: user, group and volumes' group {USER_ID}. Cluster: admission chooses, as on OpenShift.",
+    )
+    host_network: bool = Field(False, description="Whether runs may use their nodes' network.")
+
+
+def at_site(child: Object, site: Site) -> Object:
+    """The child with the cluster's defaults. Raises NotAllowedHere."""
+    spec = child.get("spec", {})
+    if child["kind"] == "PersistentVolumeClaim":
+        return {**child, "spec": _claimed(spec, site)}
+    if child["kind"] not in ("Deployment", "StatefulSet", "Job"):
+        return child
+    template = spec["template"]
+    changed = {**spec, "template": {**template, "spec": _pod(template["spec"], site, child)}}
+    if claims := spec.get("volumeClaimTemplates"):
+        changed["volumeClaimTemplates"] = [{**each, "spec": _claimed(each["spec"], site)} for each in claims]
+    return {**child, "spec": changed}
+
+
+def _claimed(claim: Object, site: Site) -> Object:
+    shared = SHARED in claim.get("accessModes", ()) and site.shared_storage_class_name
+    name = shared or site.storage_class_name
+    return {"storageClassName": name, **claim} if name else claim
+
+
+def _pod(pod: Object, site: Site, child: Object) -> Object:
+    if pod.get("hostNetwork") and not site.host_network:
+        raise NotAllowedHere(
+            f"{child['kind']} {child['metadata']['name']}: podTemplate.hostNetwork is not allowed in this cluster, as NetworkPolicies do not hold"
+            " there; take it out, or let the admin set the chart's runs.hostNetwork"
+        )
+    for source in _sources(pod):
+        token = source.get("serviceAccountToken")
+        audience = token.get("audience") if isinstance(token, dict) else None
+        if token is not None and (not audience or str(audience).startswith(API_SERVER)):
+            raise NotAllowedHere(
+                f"{child['kind']} {child['metadata']['name']}: a serviceAccountToken in podTemplate.volumes needs the audience of a cloud or a vault:"
+                " no pod of a run gets a token of the API server"
+            )
+    pod = dict(pod)
+    if site.image_pull_secrets:
+        pod = overlay(pod, {"imagePullSecrets": [{"name": name} for name in site.image_pull_secrets]})
+    if site.tolerations:
+        pod["tolerations"] = [*pod.get("tolerations", []), *said(site.tolerations)]
+    if site.user_ids == "Cluster":
+        pod["securityContext"] = {
+            key: value
+            for key, value in pod["securityContext"].items()
+            if key not in ("runAsUser", "runAsGroup", "fsGroup") or value != USER_ID
+        }
+    for field in ("initContainers", "containers"):
+        if field in pod:
+            pod[field] = [_pulled(each, site) for each in pod[field]]
+    if site.storage_class_name is not None or site.shared_storage_class_name is not None:
+        pod["volumes"] = [_ephemeral(each, site) for each in pod.get("volumes", [])]
+    return pod
+
+
+def _sources(pod: Object) -> list[Object]:
+    """Sources of the pod's projected volumes. What is no such thing the API server refuses."""
+    found = [
+        each["projected"].get("sources") for each in pod.get("volumes", ()) if isinstance(each.get("projected"), dict)
+    ]
+    return [source for sources in found if isinstance(sources, list) for source in sources if isinstance(source, dict)]
+
+
+def _pulled(container: Object, site: Site) -> Object:
+    """A release's image from the cluster's registry, by its digest: a tag that somebody moved changes no pod."""
+    image = container["image"]
+    if image.rpartition(":")[0] not in REPOSITORIES:
+        return container
+    digest = site.image_digests.get(image)
+    pinned = image if digest is None else f"{image}@{digest}"
+    return {**container, "image": pinned if site.image_registry is None else f"{site.image_registry}/{pinned}"}
+
+
+def _ephemeral(volume: dict[str, Any], site: Site) -> Object:
+    template = volume.get("ephemeral", {}).get("volumeClaimTemplate")
+    if not isinstance(template, dict) or not isinstance(template.get("spec"), dict):
+        return volume  # another kind, or one that the API server refuses
+    claim = {**template, "spec": _claimed(template["spec"], site)}
+    return {**volume, "ephemeral": {"volumeClaimTemplate": claim}}

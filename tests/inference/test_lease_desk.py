@@ -1,0 +1,67 @@
+"""What the desk asks for, turn by turn, of an orchestrator whose answers change meanwhile."""
+
+import time
+from collections.abc import Collection
+
+import pytest
+import tiny_policy
+from test_generation import policy
+
+from shoal.contracts.protocol import Lease, StepInfo
+from shoal.inference.generation import Wish
+from shoal.inference.lease_desk import LeaseDesk
+
+
+class Asked:
+    """An orchestrator that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.info: StepInfo = tiny_policy.STEP.model_copy(update={"leases": 4})
+        self.held: list[Collection[str] | None] = []
+        self.desk = LeaseDesk(
+            step=lambda wish: self.info,
+            lease=self._lease,
+            newest=lambda lowest, highest: policy(3),
+            plan=lambda *_: pytest.fail("no lease was given"),
+            failed=lambda lease, error: None,
+            wake=lambda: None,
+        )
+
+    def _lease(self, step: int, held: Collection[str] | None) -> Lease | None:
+        self.held.append(held)
+        return None
+
+
+def test_a_wish_of_before_a_smaller_allowance_asks_for_no_lease() -> None:
+    world = Asked()
+    held = frozenset(["a", "b", "c"])
+    world.desk.want(Wish(policy(3), False, False, held))
+    world.desk.turn()
+    assert world.held == [held]
+    world.info = world.info.model_copy(update={"leases": 2})
+    world.desk.turn()
+    assert world.held == [held], "it would drop a lease that runs"
+
+
+def test_a_turn_that_hangs_is_seen() -> None:
+    world = Asked()
+    stuck: list[float] = []
+
+    def step(wish: Wish | None) -> StepInfo:
+        time.sleep(0.02)
+        stuck.append(world.desk.stuck_seconds)
+        world.desk.close()
+        return world.info
+
+    world.desk._step = step
+    world.desk.serve()
+    assert stuck[0] >= 0.02
+    assert world.desk.stuck_seconds == 0.0
+
+
+def test_an_orchestrator_that_tells_no_number_is_not_told_what_is_held() -> None:
+    world = Asked()
+    world.info = world.info.model_copy(update={"leases": None})
+    world.desk.want(Wish(policy(3), True, False))
+    world.desk.turn()
+    assert world.held == [None]

@@ -1,0 +1,229 @@
+"""The worker's threads around its decoding loop, without vLLM: an engine that only has a clock, and a real agent's socket.
+
+Runs in a process of its own, because a module stands in for the engine's there: `python test_worker_threads.py FOLDER` writes what it saw.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import types
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servers import STARTED_WITH
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, __file__, folder],
+            env=STARTED_WITH | {"PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        found: dict[str, Any] = json.loads((Path(folder) / "seen.json").read_text())
+        return found
+
+
+def test_two_leases_are_held_at_a_time_and_each_file_is_whole(seen: dict[str, Any]) -> None:
+    assert seen["most_held"] == 2
+    assert set(seen["rows"]) == {6}
+
+
+def test_what_is_held_is_named_with_each_question_for_a_lease(seen: dict[str, Any]) -> None:
+    assert {len(named) for named in seen["named"]} == {0, 1}
+
+
+def test_a_lease_is_given_back_while_an_upload_takes_its_time_and_counts_until_it_is(seen: dict[str, Any]) -> None:
+    assert seen["behind_uploads"] == ["ee" * 16]
+    assert seen["counted"]
+
+
+def test_a_refused_file_and_a_failed_scoring_cost_their_own_lease_only(seen: dict[str, Any]) -> None:
+    assert seen["refused"]
+    assert len(seen["failed"]) == 1
+    assert seen["failed"][0] in seen["returned"]
+    assert not {*seen["refused"], *seen["failed"]} & set(seen["files"])
+    assert seen["files_after"] > 0
+
+
+def test_on_stop_each_lease_is_in_a_file_or_given_back_those_of_refused_files_too(seen: dict[str, Any]) -> None:
+    assert {*seen["refused"]} <= {*seen["returned"]}, "or each would be given once more, with the same rows"
+    ends = [*seen["files"], *seen["returned"]]
+    assert len(ends) == len(set(ends)) == seen["leases"]
+    assert seen["left_in_tmp"] == []
+
+
+def test_no_version_is_named_for_which_rows_would_have_to_end_first(seen: dict[str, Any]) -> None:
+    assert seen["holds"] == [[], [3], [2, 3]]
+
+
+def test_the_time_to_leave_is_counted_once(seen: dict[str, Any]) -> None:
+    assert seen["ended_seconds"] < 3.0
+
+
+def main(folder: Path) -> None:
+    from benchmarks.workers.clock_engine import ClockEngine
+
+    class Engine(ClockEngine):
+        """The same in real time, a step in a millisecond."""
+
+        def step(self) -> Any:
+            time.sleep(0.001)
+            return [(name, replace(made, logprobs=[-0.5] * len(made.tokens))) for name, made in super().step()]
+
+    stand_in: Any = types.ModuleType("shoal.inference.engine")
+    stand_in.Engine = Engine
+    sys.modules["shoal.inference.engine"] = stand_in
+
+    from benchmarks.workers.fleet import TASK
+    from socket_agent import Agent, SocketAgent
+
+    import samples
+    from shoal.contracts.keys import version_name
+    from shoal.contracts.pools import EngineSettings
+    from shoal.contracts.protocol import LEAVE_SECONDS, Lease, StepInfo
+    from shoal.contracts.recipe import Sampling
+    from shoal.contracts.rollouts import read_rollouts
+    from shoal.contracts.run import AgentState, PublicRun
+    from shoal.contracts.weights import WeightsManifest
+    from shoal.environments import Score
+    from shoal.inference import worker as module
+    from shoal.inference.assignments import WorkContext
+    from shoal.inference.generation import Wish
+    from shoal.inference.weights import VersionOnDisk
+    from shoal.telemetry import STOP, Liveness
+
+    class Environment:
+        """Scores nothing right; fails once, when it is asked to."""
+
+        name = "clock"
+        fail = False
+
+        def score(self, task: Any, text: str) -> Score:
+            if self.fail:
+                Environment.fail = False
+                raise RuntimeError("the scorer died")
+            return Score(0.0, "wrong")
+
+    public = PublicRun(
+        run="clock",
+        steps=10,
+        async_level=2,
+        model_id="clock",
+        environment="clock",
+        environment_digest="0" * 64,
+        tasks_digest="0" * 64,
+        task_count=1,
+        group_size=6,
+        max_sequence_length=31_000,
+        sampling=Sampling(max_completion_tokens=30_720, groups_per_submission=1),
+        length_reward=None,
+    )
+    manifest = WeightsManifest(
+        run="clock", version=3, model="m", sha256="0" * 64, open_digest="0" * 64, shards=["0" * 64]
+    )
+    policy = VersionOnDisk(3, folder, manifest)
+    agent = Agent(
+        state=AgentState(node="ab" * 32, state="Healthy", trainer_key=samples.ROLE_KEYS["trainer"].public), tasks=[]
+    )
+    agent.step = StepInfo(
+        run="clock", step=4, beacon="0" * 64, commitment="0" * 64, min_version=2, max_version=4, latest_version=3,
+        needed_groups=8, accepted_groups=0, pending_groups=0, first_unsealed_step=4,
+    )  # fmt: skip
+    (folder / "tmp").mkdir()
+    server = SocketAgent(folder, agent)
+    module.prompt_tokens = lambda *_: [5, 6]
+    module.completion_text = lambda _, tokens, __: f"{len(tokens)} tokens"
+
+    def unsigned(_: object, lowest: int, highest: int) -> Any:
+        return policy if lowest <= 3 <= highest else None
+
+    module.Worker._newest = unsigned
+    worker: Any = module.Worker(folder, Liveness(60.0), EngineSettings())
+    environment = Environment()
+    worker._state, worker._public, worker._codec = agent.state, public, public.codec
+    worker._training, worker._benchmarks = WorkContext(public, environment, [TASK]), {}
+    worker._tokenizer, worker._eos, worker._tools = None, frozenset(), {"clock": None}
+    worker._engine, worker._first = Engine(sequences=8, means=(1500.0,)), policy
+    worker._engine.close = lambda: None
+    worker._prepare = lambda: None
+    held: list[int] = []
+
+    def until(what: str, wanted: Any) -> None:
+        ends = time.monotonic() + 120
+        while not wanted():
+            held.append(agent.leases - len(agent.files) - len(agent.refused_files) - len(agent.returned))
+            if time.monotonic() > ends:
+                raise SystemExit(f"waited 120 s for {what}")
+            time.sleep(0.001)
+
+    line_is_free = threading.Event()
+    worker._uploading.put(line_is_free.wait)
+    lease = Lease(lease="ee" * 16, node="ab" * 32, step=4, submission=99, expires_unix=0.0)
+    given_up: Any = types.SimpleNamespace(given=types.SimpleNamespace(lease=lease), planned=[], made=[])
+    worker._given_up(given_up, "sealed", None)
+    counted = [*worker._returning] == ["ee" * 16] or bool(agent.returned)
+    until("the return of a lease", lambda: agent.returned and not worker._returning)
+    behind_uploads = list(agent.returned)
+    agent.returned.clear()
+    line_is_free.set()
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    until("two files", lambda: len(agent.files) >= 2)
+    agent.refuse_files = True
+    until("a refused file", lambda: agent.refused_files)
+    agent.refuse_files = False
+    Environment.fail = True
+    until("a lease given back", lambda: {*agent.returned} - {*agent.refused_files})
+    failed, before = [*({*agent.returned} - {*agent.refused_files})], len(agent.files)
+    until("two more files", lambda: len(agent.files) >= before + 2)
+    after = len(agent.files) - before
+    STOP.set()
+    thread.join(60)
+    assert not thread.is_alive()
+    worker._returning.add("ff" * 16)  # which nobody takes
+    worker._leaves_by -= LEAVE_SECONDS
+    began = time.monotonic()
+    worker._end()
+    ended_seconds = time.monotonic() - began
+    shown: list[list[int]] = []
+    for number in (2, 3):
+        version_folder = folder / "weights" / version_name(number)
+        version_folder.mkdir(parents=True)
+    worker._benchmarks = {"one": None}
+    worker._agent.step = lambda holds, together: shown.append(list(holds))
+    for wish in (None, Wish(policy, False, False), Wish(policy, True, False)):
+        worker._step(wish)
+    found = {
+        "holds": shown,
+        "ended_seconds": ended_seconds,
+        "most_held": max(held),
+        "named": agent.named,
+        "behind_uploads": behind_uploads,
+        "counted": counted,
+        "rows": [len(read_rollouts(data)[0]) for _, data in agent.files],
+        "files": [handed.lease for handed, _ in agent.files],
+        "refused": agent.refused_files,
+        "failed": failed,
+        "returned": agent.returned,
+        "files_after": after,
+        "leases": agent.leases,
+        "left_in_tmp": [path.name for path in (folder / "tmp").iterdir()],
+    }
+    (folder / "seen.json").write_text(json.dumps(found))
+    server.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

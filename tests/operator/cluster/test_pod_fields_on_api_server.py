@@ -1,0 +1,180 @@
+"""Every field of a `podTemplate` reaches the pods that real controllers make, and what a cluster refuses is said with its remedy.
+
+A policy of the API server plays OpenShift's restricted-v2: a namespace's pods have user ids of its own range, or leave them to admission.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from cluster_story import Story
+from kube_client import Kube, Object, make_namespace
+from operator_process import OperatorProcess, StartOperator, install_operator
+
+TEMPLATE: Object = {
+    "labels": {"team": "rl"},
+    "annotations": {"example.org/cost-centre": "42"},
+    "nodeSelector": {"disk": "fast"},
+    "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "schedulerName": "lab-scheduler",
+    "topologySpreadConstraints": [
+        {
+            "maxSkew": 1,
+            "topologyKey": "zone",
+            "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": {"matchLabels": {"shoal.dev/run": "sums"}},
+        }
+    ],
+    "affinity": {
+        "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [
+                {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "noisy"}}}
+            ]
+        }
+    },
+    "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "rdma"}],
+    "serviceAccountName": "cloud",
+    "imagePullSecrets": [{"name": "mirror"}],
+    "securityContext": {"runAsUser": 20001, "supplementalGroups": [3000]},
+    "hostAliases": [{"ip": "10.0.0.7", "hostnames": ["models.internal"]}],
+    "dnsConfig": {"options": [{"name": "ndots", "value": "2"}]},
+    "volumes": [{"name": "models", "emptyDir": {"sizeLimit": "1Gi"}}],
+    "containers": [
+        {
+            "name": "worker",
+            "env": [{"name": "NCCL_DEBUG", "value": "WARN"}],
+            "envFrom": [{"configMapRef": {"name": "nccl", "optional": True}}],
+            "resources": {"limits": {"rdma/hca": 1}, "claims": [{"name": "nic"}]},
+            "volumeMounts": [{"name": "models", "mountPath": "/models"}],
+        }
+    ],
+}
+
+
+def worker(pod: Object) -> Object:
+    return next(each for each in pod["spec"]["containers"] if each["name"] == "worker")
+
+
+def has(found: list[Object], **wanted: Any) -> bool:
+    return any(wanted.items() <= each.items() for each in found)
+
+
+FIELDS: dict[str, Callable[[Object], bool]] = {
+    "labels": lambda pod: pod["metadata"]["labels"]["team"] == "rl",
+    "annotations": lambda pod: pod["metadata"]["annotations"]["example.org/cost-centre"] == "42",
+    "nodeSelector": lambda pod: pod["spec"]["nodeSelector"] == {"disk": "fast"},
+    "tolerations": lambda pod: has(pod["spec"]["tolerations"], key="gpu", effect="NoSchedule"),
+    "schedulerName": lambda pod: pod["spec"]["schedulerName"] == "lab-scheduler",
+    "topologySpreadConstraints": lambda pod: has(pod["spec"]["topologySpreadConstraints"], topologyKey="zone"),
+    "affinity": lambda pod: "podAntiAffinity" in pod["spec"]["affinity"],
+    "resourceClaims": lambda pod: has(pod["spec"]["resourceClaims"], resourceClaimTemplateName="rdma"),
+    "serviceAccountName": lambda pod: pod["spec"]["serviceAccountName"] == "cloud",
+    "imagePullSecrets": lambda pod: has(pod["spec"]["imagePullSecrets"], name="mirror"),
+    "securityContext": lambda pod: pod["spec"]["securityContext"]["runAsUser"] == 20001,
+    "hostAliases": lambda pod: has(pod["spec"]["hostAliases"], ip="10.0.0.7"),
+    "dnsConfig": lambda pod: has(pod["spec"]["dnsConfig"]["options"], name="ndots"),
+    "volumes": lambda pod: has(pod["spec"]["volumes"], name="models"),
+    "containers.env": lambda pod: has(worker(pod)["env"], name="NCCL_DEBUG", value="WARN"),
+    "containers.envFrom": lambda pod: worker(pod)["envFrom"][0]["configMapRef"]["name"] == "nccl",
+    "containers.resources.limits": lambda pod: worker(pod)["resources"]["limits"]["rdma/hca"] == "1",
+    "containers.resources.claims": lambda pod: has(worker(pod)["resources"]["claims"], name="nic"),
+    "containers.volumeMounts": lambda pod: has(worker(pod)["volumeMounts"], mountPath="/models"),
+    "gpu.resource": lambda pod: worker(pod)["resources"]["limits"]["amd.com/gpu"] == "1",
+}
+"""A field, and how one sees that a pod has it."""
+
+
+@pytest.fixture(scope="module")
+def worker_pod(kube: Kube, operator: OperatorProcess, node: Any, orchestrators: Any) -> Iterator[Object]:
+    """A pod of a run's pool with all of these fields, as the StatefulSet's controller made it."""
+    namespace = make_namespace(kube)
+    kube.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "cloud", "namespace": namespace}})
+    story = Story(kube, namespace, node, orchestrators)
+    story.create(
+        inferencePools=[
+            {"name": "pool", "replicas": 1, "podTemplate": TEMPLATE, "gpu": {"count": 1, "resource": "amd.com/gpu"}}
+        ]
+    )
+    yield story.wait_there("Pod", "sums-pool-0")
+    kube.delete("Namespace", namespace)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_reaches_the_pod(field: str, worker_pod: Object) -> None:
+    assert FIELDS[field](worker_pod)
+
+
+def test_a_pod_has_no_token_of_the_api_server_whatever_its_account(worker_pod: Object) -> None:
+    assert worker_pod["spec"]["automountServiceAccountToken"] is False
+
+
+def test_a_field_that_no_pod_has_is_said_and_what_runs_stays(story: Story, operator: OperatorProcess) -> None:
+    story.running()
+    before = story.get("Deployment", "sums-orchestrator")["spec"]
+    wrong = {"affinity": {"podAntiAffinity": {"preferably": []}}}
+    story.edit(controlPlane={"podTemplate": wrong})
+    story.wait_condition("TrainingRun", "sums", "Ready", "False", "preferably")
+    assert story.get("Deployment", "sums-orchestrator")["spec"] == before
+    story.edit(controlPlane={"podTemplate": {"affinity": None}})
+    story.wait_condition("TrainingRun", "sums", "Ready", "True")
+
+
+def test_the_nodes_network_is_refused_with_the_remedy(story: Story, operator: OperatorProcess) -> None:
+    story.running()
+    story.edit(inferencePools=[{"name": "pool", "podTemplate": {"hostNetwork": True}}])
+    story.wait_condition("InferencePool", "sums-pool", "Ready", "False", "NotAllowedHere")
+    assert "runs.hostNetwork" in story.condition("InferencePool", "sums-pool", "Ready")["message"]
+
+
+@pytest.fixture
+def openshift(kube: Kube, namespace: str) -> Iterator[None]:
+    """Admission that takes pods of this namespace only without user ids, or with those of the namespace's range."""
+    path, name = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic", f"uids-{namespace}"
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "resourceRules": [
+                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+            ]
+        },
+        "validations": [
+            {
+                "expression": f"!has(object.spec.securityContext.{field}) || object.spec.securityContext.{field} >= 1000650000",
+                "message": f"{field}: must be in the ranges: [1000650000, 1000659999]",
+            }
+            for field in ("runAsUser", "fsGroup")
+        ],
+    }
+    group = "admissionregistration.k8s.io/v1"
+    kube.call(
+        "POST",
+        f"{path}ies",
+        {"apiVersion": group, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": name}, "spec": spec},
+    )
+    kube.call(
+        "POST",
+        f"{path}ybindings",
+        {
+            "apiVersion": group,
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": {"name": name},
+            "spec": {
+                "policyName": name,
+                "validationActions": ["Deny"],
+                "matchResources": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}},
+            },
+        },
+    )
+    yield
+    kube.call("DELETE", f"{path}ybindings/{name}")
+    kube.call("DELETE", f"{path}ies/{name}")
+
+
+def test_a_run_works_where_a_namespace_has_user_ids_of_its_own(
+    story: Story, openshift: None, start_operator: StartOperator, kube: Kube
+) -> None:
+    install_operator(kube, "--all-namespaces")
+    start_operator("--all-namespaces", "--runs", '{"userIds": "Cluster"}', install_rbac=False)
+    story.running()
+    made = kube.list("Pod", story.namespace)
+    assert {"runAsUser", "fsGroup"}.isdisjoint({key for pod in made for key in pod["spec"]["securityContext"]})

@@ -1,0 +1,101 @@
+"""The plan's memory of a trainer's rank against torch's FSDP2 memory tracker, and what the plan says about host memory."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from benchmarks.trainer.rank_memory import CASES, QWEN3_32B, Case
+
+from servers import ROOT
+from shoal.contracts.recipe import Offload
+from shoal.planner.memory import MemoryPart, total
+
+MOST_ERROR = 0.10
+FITS = 76e9
+"""Of an 80 GB GPU, whose context and buffers of NCCL need the rest."""
+
+
+def measured(names: list[str]) -> dict[str, dict[str, float]]:
+    """In a process of its own, which has a group of fake ranks."""
+    command = [sys.executable, "-m", "benchmarks.trainer.rank_memory", *names]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=270)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def by_cause(case: Case) -> dict[str, int]:
+    return {part.cause: part.nbytes for part in case.planned()}
+
+
+def test_planned_bytes_are_those_that_the_trackers_count_within_a_tenth() -> None:
+    names = [
+        "small, two ranks", "small, inputs in host memory", "small, inputs on the device", "small, a large vocabulary", "small, nothing again",
+        "small, four of eight share", "small, Muon", "small, Muon on more ranks", "small, PRIME",
+    ]  # fmt: skip
+    found = measured(names)
+    for name in names:
+        assert total(CASES[name].planned()) == pytest.approx(found[name]["bytes"], rel=MOST_ERROR), name
+    device, host = "small, inputs on the device", "small, inputs in host memory"
+    planned = total(CASES[device].planned()) - total(CASES[host].planned())
+    assert planned == pytest.approx(found[device]["bytes"] - found[host]["bytes"], rel=MOST_ERROR)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["8 layers of Qwen3-32B, 16 ranks", "8 layers of Qwen3-32B, eight of 16 share"])
+def test_planned_bytes_of_widths_of_32b_are_those_of_the_tracker_too(name: str) -> None:
+    assert total(CASES[name].planned()) == pytest.approx(measured([name])[name]["bytes"], rel=MOST_ERROR)
+
+
+def test_the_paper_s_model_at_32k_fits_sixteen_gpus_of_80_gb() -> None:
+    case = CASES["Qwen3-32B, 16 ranks"]
+    assert total(case.planned()) <= FITS
+    assert total(replace(case, reference=True).planned()) > FITS
+    assert total(replace(case, reference=True, offload=Offload(reference=True)).planned()) <= FITS
+    longer = replace(case, tokens=2 * case.tokens)
+    assert total(longer.planned()) > FITS
+    assert total(replace(longer, offload=Offload(optimizer=True, activations=True)).planned()) <= FITS
+
+
+def test_muon_keeps_four_bytes_of_each_matrix_where_adamw_keeps_eight() -> None:
+    case = CASES["Qwen3-32B, 16 ranks"]
+    matrices = 64 * (3 * 5120 * 25_600 + 2 * 5120 * 8192 + 2 * 5120 * 1024)
+    saved = total(case.planned()) - total(replace(case, muon=True).planned())
+    assert saved == pytest.approx(4 * matrices / 16, rel=1e-3)
+    host = replace(case, muon=True, offload=Offload(optimizer=True))
+    assert by_cause(host)["AdamW's and Muon's moments, float32"] == 0
+
+
+def test_packs_of_131072_tokens_of_the_paper_s_model_fit_sixteen_gpus_where_eight_share_them() -> None:
+    case = replace(CASES["Qwen3-32B, 16 ranks"], tokens=131_072)
+    assert total(case.planned()) > FITS
+    assert total(replace(case, sharing=8).planned()) <= FITS
+
+
+def test_a_reward_model_costs_a_second_policy_with_its_moments_and_none_of_its_passes() -> None:
+    case = Case(QWEN3_32B, 16, 32_768, reference=True)
+    prime = replace(case, reward_model=True)
+    of_32b = 32.76e9
+    ends = 2 * 2 * 151_936 * 5120  # the policy's embedding and head in bfloat16
+    assert total(prime.planned()) - total(case.planned()) == pytest.approx(12 * of_32b / 16 + ends, rel=0.01)
+    on_host = Offload(optimizer=True)
+    grown = total(replace(prime, offload=on_host).planned()) - total(replace(case, offload=on_host).planned())
+    assert grown == pytest.approx(4 * of_32b / 16 + ends, rel=0.01)
+
+
+def test_what_is_kept_in_host_memory_leaves_its_cause_alone() -> None:
+    case = Case(QWEN3_32B, 16, 32_768, reference=True)
+    whole = by_cause(case)
+    for field, cause in (
+        ("reference", "reference model of the KL penalty"),
+        ("optimizer", "AdamW's moments, float32"),
+        ("activations", "layers' inputs, 32768 tokens"),
+    ):
+        less = by_cause(replace(case, offload=Offload(**{field: True})))
+        assert less[cause] < whole[cause] / 50, field
+        assert less.keys() == whole.keys()
+    assert all(isinstance(part, MemoryPart) and part.nbytes >= 0 for part in case.planned())

@@ -1,0 +1,25 @@
+"""Ranks of one computation as processes forked from this one, which has imported torch: most of what each would cost. They meet by gloo."""
+
+import os
+import socket
+from collections.abc import Callable
+
+
+def fork_ranks(world: int, run: Callable[[int, int], None]) -> None:
+    """Run `run(rank, port)` in a process for each rank and wait for them: each of their waits has a deadline. RuntimeError says which failed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(world):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                run(rank, port)
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(child)
+    if failed := [rank for rank, child in enumerate(children) if os.waitpid(child, 0)[1] != 0]:
+        raise RuntimeError(f"of {world} ranks these failed: {failed}")

@@ -1,0 +1,311 @@
+"""Which rows the engine decodes: those of several leases in one batch, the oldest lease first, and of a lease the longest first. Pure.
+
+In: leases with their planned rows, completions as they end, the time. Out: rows to start, leases that are whole, leases to give up. All rows in the
+engine are of one version: whoever feeds this (`generation`) adds no lease of another while any runs. A turn costs time in the order of the rows that
+start; looking whether a lease can be finished while leaving costs that of all rows, a thousand at most.
+"""
+
+import random
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
+
+from shoal.contracts.protocol import Lease, StepInfo
+from shoal.contracts.run import PublicRun
+from shoal.contracts.work import Work
+from shoal.environments.episodes import Tools
+from shoal.inference.commitment import HAND_IN_SECONDS, comes_too_late, is_sealed, longest_left
+from shoal.inference.completions import Completion
+from shoal.inference.lengths import KnownLengths, RowKind, row_kind
+from shoal.inference.rollouts import PlannedRow, plan_continuations
+from shoal.inference.tool_episodes import Episode
+from shoal.inference.weights import VersionOnDisk
+
+AHEAD = 8
+"""The next lease is fetched once the rows that wait are fewer than a part of the slots, one in this many: it takes a moment to come."""
+REMEMBERED_LIVES = 8
+"""Newest leases whose lives by our clock say how long a new one's is by it: the least that one of them lacked is what the clocks differ by."""
+LIKELY = 0.9
+"""Chance with which a lease must end in time, or it is not fetched yet: a lost one costs ten times what a small pause does."""
+SPARE = 1.2
+"""Of the time that a lease will take, for steps that become slower and rows longer than any before."""
+
+
+@dataclass(frozen=True)
+class PlannedLease:
+    """A lease that may begin: its rows, and the version that they are of. Times are monotonic seconds.
+
+    `life`: of a new lease like this one. One whose answer was lost is given once more, and has less left.
+    """
+
+    lease: Lease
+    work: Work
+    public: PublicRun
+    policy: VersionOnDisk
+    planned: Sequence[PlannedRow]
+    tools: Tools | None
+    given: float
+    ends: float
+    life: float
+
+    @property
+    def later_rows(self) -> int:
+        """Continuations that follow on the planned rows."""
+        return len(self.planned) * (self.work.shape.rows_each - 1)
+
+
+@dataclass(eq=False)
+class Row:
+    """One row of a lease that is being generated. `started`: the decoding step with which its stretch began."""
+
+    of: "RunningLease"
+    index: int
+    episode: Episode
+    started: int = 0
+
+    def left(self, steps: int) -> int:
+        """Most tokens that it can still take."""
+        return max(0, self.episode.row.request.max_tokens - len(self.episode.tokens) - (steps - self.started))
+
+    @property
+    def kind(self) -> RowKind:
+        return row_kind(self.episode.row)
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether it may pause at a call. Continuations do not."""
+        return self.of.given.tools is not None and not self.of.continued
+
+
+@dataclass(eq=False)
+class RunningLease:
+    """A lease under generation."""
+
+    given: PlannedLease
+    planned: list[PlannedRow]
+    waiting: deque[Row]
+    running: dict[str, Row] = field(default_factory=dict)
+    """By the engine's name."""
+    asking: set[Row] = field(default_factory=set)
+    """Paused at a call, until the tool answers."""
+    made: dict[int, Completion] = field(default_factory=dict)
+    continued: bool = False
+    dropped: bool = False
+    """It left the batch before it was whole."""
+
+    @property
+    def completions(self) -> list[Completion]:
+        """Of all rows, in their order; for a whole lease."""
+        return [self.made[index] for index in range(len(self.planned))]
+
+    @property
+    def tokens(self) -> int:
+        """Sampled so far, in stretches that have ended."""
+        begun = (*self.running.values(), *self.waiting, *self.asking)
+        return sum(each.sampled for each in self.made.values()) + sum(sum(row.episode.mask) for row in begun)
+
+    def limits(self, steps: int) -> list[int]:
+        """Most tokens that each of its rows can still take, those of continuations too."""
+        rows = [row.left(steps) for row in self.running.values()]
+        rows += [row.left(row.started) for row in (*self.waiting, *self.asking)]
+        if not self.continued:
+            rows += [max(row.request.max_tokens for row in self.planned)] * self.given.later_rows
+        return rows
+
+
+class Batch:
+    """Leases under generation, oldest first."""
+
+    def __init__(self, slots: int) -> None:
+        """`slots`: sequences that the engine decodes together."""
+        self.slots = slots
+        self.leases: list[RunningLease] = []
+        self.steps = 0
+        self.pace = 0.0
+        """Seconds of a decoding step, lately."""
+        self.lengths = KnownLengths()
+        self._by_name: dict[str, Row] = {}
+        self._newest: PlannedLease | None = None  # as which the next lease will be
+        self._lacking: deque[float] = deque(maxlen=REMEMBERED_LIVES)
+
+    @property
+    def running(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(lease.waiting) for lease in self.leases)
+
+    @property
+    def runs_short(self) -> bool:
+        """Whether slots will soon be free that no row waits for."""
+        return self.waiting < max(1, self.slots // AHEAD)
+
+    def next_is_in_time(self) -> bool:
+        """Whether a lease like the newest one, given now, would end in time: if all rows were as long as the longest known, or very probably.
+
+        Its clock runs while its rows wait. Where its rows would start at once it is tried all the same.
+        """
+        newest = self._newest
+        planned = newest.planned if newest is not None else []
+        kinds = [row_kind(planned[index]) for index in self._longest_first(planned)]
+        turns, last = divmod(max(0, self.waiting + len(kinds) - 1), self.slots)
+        free = self.slots - self.running
+        if newest is None or (turns == 0 and last < free) or (not self.waiting and not self.running):
+            return True
+        longest = max(row.request.max_tokens for row in newest.planned)
+        known = [self.lengths.known(kind) for kind in set(kinds)]
+        if all(known):
+            longest = min(longest, max(lengths[-1] for lengths in known))
+        left = sorted(max(1, longest - self.steps + row.started) for row in self._by_name.values())
+        starts = turns * longest + ([0] * free + left)[last]
+        rounds = 2 if newest.later_rows else 1
+        steps = (newest.life - HAND_IN_SECONDS) / (SPARE * self.pace) if self.pace > 0 else 0.0
+        return starts + rounds * longest <= steps or (rounds == 1 and self._chance_of(kinds, steps) >= LIKELY)
+
+    def _chance_of(self, kinds: Sequence[RowKind], steps: float) -> float:
+        """Of rows of these kinds that join the queue now to end within this many steps; 0 while too few lengths are known.
+
+        When slots become free is played through once, with lengths drawn from the known ones, for a running row from those above what it has. A
+        thousand rows take 2 ms.
+        """
+        draw = random.Random(0)  # the same rows get the same answer
+        free_at = [0] * (self.slots - self.running)
+        for row in self._by_name.values():
+            known, age = self.lengths.known(row.kind), self.steps - row.started
+            longer = bisect_right(known, age)
+            left = known[draw.randrange(longer, len(known))] - age if longer < len(known) else row.left(self.steps)
+            free_at.append(left)
+        heapify(free_at)
+        for waiting in (row.kind for lease in self.leases for row in lease.waiting):
+            known = self.lengths.known(waiting)
+            if not known:
+                return 0.0
+            heapreplace(free_at, free_at[0] + draw.choice(known))
+        found = 1.0
+        for kind in kinds:
+            known = self.lengths.known(kind)
+            if not known:
+                return 0.0
+            found *= bisect_right(known, steps - free_at[0]) / len(known)
+            heapreplace(free_at, free_at[0] + draw.choice(known))
+        return found
+
+    def _longest_first(self, planned: Sequence[PlannedRow]) -> list[int]:
+        """The order in which rows start: those that will probably be long first, so that no short ones end while a long one has yet to begin."""
+        expected = [self.lengths.expected(row_kind(row)) for row in planned]
+        return sorted(range(len(planned)), key=lambda index: -expected[index])
+
+    def begin(self, given: PlannedLease) -> RunningLease:
+        """Its rows wait for slots from now on."""
+        self._newest = given
+        self._lacking.append(given.life - (given.ends - given.given))
+        lease = RunningLease(given, list(given.planned), deque())
+        lease.waiting += [
+            Row(lease, index, Episode(given.planned[index])) for index in self._longest_first(given.planned)
+        ]
+        self.leases.append(lease)
+        return lease
+
+    def next_row(self, now: float) -> Row | None:
+        """The row that takes a free slot, of the oldest lease that has one; none of a lease that will more probably expire (`too_late` names it)."""
+        if self.running >= self.slots:
+            return None
+        for lease in self.leases:
+            if lease.waiting and not self._comes_too_late(lease, now):
+                return lease.waiting.popleft()
+        return None
+
+    def too_late(self, now: float) -> list[RunningLease]:
+        """Leases that should be given up, so that somebody with more time has them."""
+        if self.running >= self.slots:  # no row could start now; asked again when one could
+            return []
+        return [lease for lease in self.leases if lease.waiting and self._comes_too_late(lease, now)]
+
+    def started(self, row: Row, name: str) -> None:
+        row.started = self.steps
+        row.of.running[name] = self._by_name[name] = row
+
+    def stepped(self, seconds: float) -> None:
+        """A decoding step of all running rows took this long."""
+        self.steps += 1
+        self.pace = seconds if self.steps == 1 else self.pace + (seconds - self.pace) / min(self.steps, 64)
+
+    def ended(self, name: str, completion: Completion) -> Row | None:
+        """A stretch has ended. Returns its row where that now asks a tool; `answered` comes next then."""
+        row = self._by_name.pop(name, None)
+        if row is None:  # of a lease that was given up meanwhile
+            return None
+        del row.of.running[name]
+        row.episode.add(completion)
+        if row.has_tools and completion.finish_reason == "unanswered":
+            row.of.asking.add(row)
+            return row
+        self._is_made(row, row.episode.completion() if row.has_tools else completion)
+        return None
+
+    def answered(self, row: Row, goes_on: bool) -> None:
+        """The tool has answered: the row goes on before all that wait, or is whole."""
+        row.of.asking.discard(row)
+        if row.of not in self.leases:
+            return
+        if goes_on:
+            row.started = self.steps
+            row.of.waiting.appendleft(row)
+        else:
+            self._is_made(row, row.episode.completion())
+
+    def whole(self) -> list[RunningLease]:
+        """Leases all of whose rows are there; they leave the batch. Continuations begin once the rows that they continue are there."""
+        for lease in self.leases:
+            if len(lease.made) == len(lease.planned) and not lease.continued:
+                lease.continued = True
+                continued = plan_continuations(lease.planned, lease.completions, lease.given.public)
+                first = len(lease.planned)
+                lease.waiting += [Row(lease, first + n, Episode(row)) for n, row in enumerate(continued)]
+                lease.planned += continued
+        done = [lease for lease in self.leases if len(lease.made) == len(lease.planned)]
+        self.leases = [lease for lease in self.leases if lease not in done]
+        return done
+
+    def drop(self, lease: RunningLease) -> list[str]:
+        """Take a lease out; returns its names in the engine, to be aborted."""
+        self.leases.remove(lease)
+        lease.dropped = True
+        for name in lease.running:
+            del self._by_name[name]
+        return list(lease.running)
+
+    def tokens_running(self, lease: RunningLease) -> int:
+        """Tokens that its running rows have sampled in this stretch, about."""
+        return sum(self.steps - row.started for row in lease.running.values())
+
+    def sealed(self, info: StepInfo | None) -> list[RunningLease]:
+        """Leases whose files would expire, by what the orchestrator says now."""
+        return [lease for lease in self.leases if is_sealed(lease.given.work, info)]
+
+    def unfinishable(self, seconds: float) -> list[RunningLease]:
+        """Leases that cannot be finished within this time even if each row goes on to its limit; those with the least to do are kept first."""
+        kept: list[int] = []
+        dropped = []
+        for lease in sorted(self.leases, key=lambda each: longest_left(each.limits(self.steps), self.slots)):
+            limits = [*kept, *lease.limits(self.steps)]
+            if longest_left(limits, self.slots) * self.pace > seconds:
+                dropped.append(lease)
+            else:
+                kept = limits
+        return dropped
+
+    def _is_made(self, row: Row, made: Completion) -> None:
+        row.of.made[row.index] = made
+        self.lengths.add(row.kind, made.sampled)
+
+    def _comes_too_late(self, lease: RunningLease, now: float) -> bool:
+        given = lease.given
+        if given.ends - given.given <= 0:  # its clock is not ours
+            return False
+        whole = given.life - min(self._lacking)
+        kinds = [row.kind for row in lease.waiting]
+        return comes_too_late(kinds, self.lengths, self.pace, given.ends - now, whole)

@@ -1,0 +1,239 @@
+"""Decoding without a pause: the loop that keeps an engine's slots full with rows of several leases, and says why those are empty that are.
+
+In: an engine, a desk that has the next lease ready, a clock. Out: whole leases to `finished`, others to `given_up`. It waits for nothing: tools
+answer, files are scored and handed in beside it, leases are fetched ahead. Called by `worker`, a turn for each decoding step; `benchmarks.workers`
+runs it on an engine that only has a clock.
+
+Rows are of one version. When the desk has a newer one for the next lease it fetches none until the last row of the older is there: no lease that
+comes later can keep a version from being loaded. What an emptying engine loses is known from the last time. While the run's step still accepts
+its version, the next swap waits until it costs a small part of the time at most (`SWAP_SHARE`).
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from shoal.contracts.protocol import StepInfo
+from shoal.inference import metrics
+from shoal.inference.batch import Batch, PlannedLease, Row, RunningLease
+from shoal.inference.commitment import GENERATE_SECONDS
+from shoal.inference.completions import Completion, Request
+from shoal.inference.weights import VersionOnDisk
+from shoal.telemetry import BUSY_SECONDS
+
+Pauses = Callable[[Sequence[int]], bool]
+"""Does a sequence pause behind these tokens that it has sampled?"""
+
+SWAP_SHARE = 0.1
+"""Of the slots' time, lost to swaps at most while the older version is accepted. A run whose rows are short swaps at once for that: it loses
+nothing."""
+LATE_SECONDS = 900.0
+"""After its end a lease is given up. The orchestrator's clock may be this far from ours (`transport.client`), and a file in time is never lost so."""
+
+
+class Decoder(Protocol):
+    """What of an engine is needed here."""
+
+    sequences: int
+
+    def start(self, request: Request, pauses: Pauses | None = None) -> str:
+        """Let a request join; returns its name."""
+
+    def step(self) -> list[tuple[str, Completion]]:
+        """One decoding step; what has ended."""
+
+    def abort(self, names: Collection[str]) -> None:
+        """End these without a completion."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A further lease is wanted. `empty`: nothing of the version in the engine is left to do; `may_wait`: another version need not be loaded yet;
+    `held`: the leases that there are."""
+
+    loaded: VersionOnDisk
+    empty: bool
+    may_wait: bool
+    held: frozenset[str] = frozenset()
+
+
+class Desk(Protocol):
+    """Where leases come from."""
+
+    info: StepInfo | None
+    most: int
+    shortage: str
+
+    def want(self, wish: Wish | None) -> None:
+        """Fetch a lease, or none. Returns at once."""
+
+    def take(self) -> PlannedLease | None:
+        """The lease that has come, if one has."""
+
+
+class ToolDesk(Protocol):
+    """Where paused rows are answered, beside decoding."""
+
+    def ask(self, row: Row) -> None:
+        """Run the tool for this row, some time soon."""
+
+    def answers(self) -> list[tuple[Row, bool | Exception]]:
+        """Rows that were answered since: whether each goes on, or what went wrong."""
+
+
+class Generation:
+    """One engine and the leases that run in it."""
+
+    def __init__(
+        self,
+        engine: Decoder,
+        desk: Desk,
+        tools: ToolDesk,
+        loaded: VersionOnDisk,
+        *,
+        swap: Callable[[VersionOnDisk], None],
+        finished: Callable[[RunningLease], None],
+        given_up: Callable[[RunningLease, str, Exception | None], None],
+        handing_in: Callable[[], Collection[str]],
+        clock: Callable[[], float],
+    ) -> None:
+        """`handing_in`: leases that are scored, written, uploaded or given back now. `clock` gives monotonic seconds."""
+        self.batch = Batch(engine.sequences)
+        self.loaded = loaded
+        self._engine = engine
+        self._desk = desk
+        self._tools = tools
+        self._swap = swap
+        self._finished = finished
+        self._given_up = given_up
+        self._handing_in = handing_in
+        self._clock = clock
+        self._last = clock()
+        self._swapped = self._last
+        self._emptying = self._last_emptying = 0.0  # slot-seconds lost to the version to come so far, and to the last
+        self._leaves_at: float | None = None
+
+    def leave(self) -> None:
+        """Take no more leases; give up those that cannot be finished within the grace period."""
+        if self._leaves_at is None:
+            self._leaves_at = self._clock() + GENERATE_SECONDS
+            self._desk.want(None)
+
+    def turn(self) -> bool:
+        """Give up, begin and start what is due, then decode one step. False where nothing runs: somebody else must do something first."""
+        now = self._clock()
+        self._give_up(now)
+        for row, answer in self._tools.answers():
+            self._answered(row, answer)
+        self._hand_in()
+        if self._leaves_at is None:
+            self._begin()
+        self._start(now)
+        if self._leaves_at is None:
+            self._desk.want(self._wish())
+        running, cause = self.batch.running, self._cause()
+        metrics.WAITING.set(self.batch.waiting)
+        if not running:
+            self._account(0, cause)
+            return False
+        began = self._clock()
+        ended = self._engine.step()
+        self.batch.stepped(self._clock() - began)
+        for name, completion in ended:
+            metrics.TOKENS.inc(completion.sampled)
+            row_at_call = self.batch.ended(name, completion)
+            if row_at_call is not None:
+                self._tools.ask(row_at_call)
+        self._account(running, cause)
+        self._hand_in()
+        return True
+
+    def _give_up(self, now: float) -> None:
+        for lease in self.batch.sealed(self._desk.info):
+            self._drop(lease, "sealed")
+        late = [lease for lease in self.batch.leases if now > lease.given.ends + LATE_SECONDS]
+        for lease in late or self.batch.too_late(now):
+            self._drop(lease, "late")
+        if self._leaves_at is not None:
+            for lease in self.batch.unfinishable(self._leaves_at - now):
+                self._drop(lease, "leaving")
+
+    def _drop(self, lease: RunningLease, reason: str, error: Exception | None = None) -> None:
+        running = self.batch.tokens_running(lease)
+        metrics.TOKENS.inc(running)
+        metrics.LOST.labels(reason).inc(lease.tokens + running)
+        names = self.batch.drop(lease)
+        if names:
+            self._engine.abort(names)
+        self._given_up(lease, reason, error)
+
+    def _answered(self, row: Row, answer: bool | Exception) -> None:
+        if isinstance(answer, Exception):
+            if row.of in self.batch.leases:
+                self._drop(row.of, "tool", answer)
+        else:
+            self.batch.answered(row, answer)
+
+    def _begin(self) -> None:
+        """Take the lease that has come, behind a swap if it is of another version. One that is here already was given again: it has more time."""
+        given = self._desk.take()
+        if given is not None and not self._is_here(given):
+            if not given.policy.is_same(self.loaded):
+                self._load(given.policy)
+            self.batch.begin(given)
+
+    def _is_here(self, given: PlannedLease) -> bool:
+        name = given.lease.lease
+        for lease in self.batch.leases:
+            if lease.given.lease.lease == name:
+                lease.given = replace(lease.given, ends=given.ends)
+                return True
+        return name in self._handing_in()
+
+    def _wish(self) -> Wish | None:
+        held = frozenset((*(lease.given.lease.lease for lease in self.batch.leases), *self._handing_in()))
+        if len(held) >= self._desk.most or not (self.batch.runs_short and self.batch.next_is_in_time()):
+            return None
+        return Wish(self.loaded, not self.batch.leases, self._may_wait(), held)
+
+    def _load(self, policy: VersionOnDisk) -> None:
+        self._account(0, "swap")
+        self._swap(policy)
+        self._account(0, "swap")
+        self.loaded, self._swapped = policy, self._clock()
+        self._last_emptying, self._emptying = self._emptying, 0.0
+
+    def _may_wait(self) -> bool:
+        cost = self._last_emptying / self.batch.slots
+        return self._clock() - self._swapped < cost / SWAP_SHARE
+
+    def _start(self, now: float) -> None:
+        while (row := self.batch.next_row(now)) is not None:
+            tools = row.of.given.tools
+            pauses = tools.pauses if tools is not None and row.has_tools else None
+            self.batch.started(row, self._engine.start(row.episode.request(), pauses))
+
+    def _hand_in(self) -> None:
+        for lease in self.batch.whole():
+            self._finished(lease)
+
+    def _cause(self) -> str:
+        """Why the slots are empty that are."""
+        handing_in = len(self._handing_in())
+        if len(self.batch.leases) + handing_in >= self._desk.most:
+            return "upload" if handing_in else "tail"
+        return self._desk.shortage if self._leaves_at is None else "tail"
+
+    def _account(self, running: int, cause: str) -> None:
+        """Book the time since the last call."""
+        now = self._clock()
+        seconds, self._last = now - self._last, now
+        empty = seconds * (self.batch.slots - running)
+        metrics.SLOT_SECONDS.labels("row").inc(seconds * running)
+        metrics.SLOT_SECONDS.labels(cause).inc(empty)
+        if cause == "swap":
+            self._emptying += empty
+        if running:
+            BUSY_SECONDS.labels("generate").inc(seconds)
+        else:
+            metrics.ENGINE_IDLE_SECONDS.labels(cause).inc(seconds)
