@@ -6,8 +6,8 @@ Called by `benchmarks.release`. Each must be one that the verb's own parser take
 import shlex
 from pathlib import Path
 
-import click
 import typer
+from typer.core import TyperGroup
 
 from shoal.cli.node import app
 
@@ -28,6 +28,6 @@ def _joins(words: list[str]) -> bool:
         return False
     verb, *arguments = words[words.index("shoal") + 2 :]
     verbs = typer.main.get_command(app)
-    assert isinstance(verbs, click.Group)
+    assert isinstance(verbs, TyperGroup)
     command = verbs.commands["join"]
     return verb == "join" and bool(command.make_context("join", arguments).params["url"])

@@ -21,5 +21,6 @@ def fork_ranks(world: int, run: Callable[[int, int], None]) -> None:
             finally:
                 os._exit(status)
         children.append(child)
-    if failed := [rank for rank, child in enumerate(children) if os.waitpid(child, 0)[1] != 0]:
-        raise RuntimeError(f"of {world} ranks these failed: {failed}")
+    codes = {rank: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for rank, child in enumerate(children)}
+    if failed := {rank: code for rank, code in codes.items() if code != 0}:
+        raise RuntimeError(f"of {world} ranks these failed, with their exit codes or signals: {failed}")
