@@ -199,6 +199,7 @@ def _fork(act: Callable[[], None], host: Host, log: Path) -> int:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo" if host.namespace is None else "eth0"
         if host.namespace is not None:
             enter(host.namespace)
+        torch.set_num_threads(torch.get_num_threads())  # before another thread does: see forked_ranks
         act()
         status = 0
     except BaseException:

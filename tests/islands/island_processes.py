@@ -176,6 +176,7 @@ class Fleet:
                 output = os.open(self.folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
                 os.dup2(output, 1)
                 os.dup2(output, 2)
+                torch.set_num_threads(torch.get_num_threads())  # before another thread does: see forked_ranks
                 run()
             except BaseException:
                 import traceback

@@ -4,6 +4,8 @@ import os
 import socket
 from collections.abc import Callable
 
+import torch
+
 
 def fork_ranks(world: int, run: Callable[[int, int], None]) -> None:
     """Run `run(rank, port)` in a process for each rank and wait for them: each of their waits has a deadline. RuntimeError says which failed."""
@@ -16,6 +18,8 @@ def fork_ranks(world: int, run: Callable[[int, int], None]) -> None:
         if child == 0:
             status = 1
             try:
+                # A fork leaves torch's thread pool to be made anew. Two threads that do so at once end the process ("Invalid thread pool!").
+                torch.set_num_threads(torch.get_num_threads())
                 run(rank, port)
                 status = 0
             finally:
