@@ -27,4 +27,4 @@ def fork_ranks(world: int, run: Callable[[int, int], None]) -> None:
         children.append(child)
     codes = {rank: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for rank, child in enumerate(children)}
     if failed := {rank: code for rank, code in codes.items() if code != 0}:
-        raise RuntimeError(f"of {world} ranks these failed, with their exit codes or signals: {failed}")
+        raise RuntimeError(f"of {world} ranks these failed, by exit code: {failed}")

@@ -81,7 +81,7 @@ def test_a_rank_reads_the_bytes_of_its_rows(root: Path, world: int) -> None:
 
 @pytest.mark.parametrize("what", ["model", "state"])
 def test_a_rank_that_is_killed_while_it_reads_is_missed_by_the_others_at_once(root: Path, what: str) -> None:
-    assert (root / f"killed-{what}.txt").read_text() == "of 2 ranks these failed, with their exit codes or signals: {1: -9}"
+    assert (root / f"killed-{what}.txt").read_text() == "of 2 ranks these failed, by exit code: {1: -9}"
     [other] = told(root, f"killed-{what}")
     assert other["error"].startswith("PeerLost: rank 0 waited ")
     assert "\n" not in other["error"]
