@@ -66,7 +66,9 @@ class Story:
         conditions = found.get("status", {}).get("conditions", [])
         return next((each for each in conditions if each["type"] == of), {})
 
-    def wait_condition(self, kind: str, name: str, of: str, status: str, said: str = "") -> Object:
+    def wait_condition(
+        self, kind: str, name: str, of: str, status: str, said: str = "", seconds: float = SECONDS
+    ) -> Object:
         """Wait until a condition has this status and its reason or message has `said` in it."""
 
         seen: list[str] = []
@@ -79,7 +81,7 @@ class Story:
             return found if found.get("status") == status and said in text else None
 
         try:
-            return wait_until(f"{kind} {name}: {of} to be {status} {said}", holds, SECONDS, interval=0.05)
+            return wait_until(f"{kind} {name}: {of} to be {status} {said}", holds, seconds, interval=0.05)
         except pytest.fail.Exception as failed:
             pytest.fail(f"{failed}; it was, one after the other: {seen}")
 
