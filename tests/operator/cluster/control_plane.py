@@ -241,6 +241,9 @@ class ControlPlane:
             "--leader-elect=false",
             "--profiling=false",
             f"--controllers={','.join(CONTROLLERS)}",
+            # The default of 20 requests a second for each controller is for clusters with many of them.
+            "--kube-api-qps=200",
+            "--kube-api-burst=400",
         ]
 
 

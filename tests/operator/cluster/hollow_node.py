@@ -121,9 +121,9 @@ def lost(pod: Object) -> Object:
     return status
 
 
-def unschedulable(message: str) -> Play:
+def unschedulable(message: str, reason: str = "Unschedulable") -> Play:
     """No node fits; what the scheduler says of it."""
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
     return lambda pod: {"phase": "Pending", "conditions": [condition]}
 
 

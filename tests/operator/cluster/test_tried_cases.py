@@ -10,7 +10,7 @@ from control_plane import ControlPlane
 from hollow_node import HollowNode
 from kube_client import Kube
 from orchestrators import Orchestrators
-from tried_cases import OWN, Case, Stage, read_cases
+from tried_cases import OWN, Case, Stage, played, read_cases
 
 CASES = read_cases()
 FEWEST = 200
@@ -32,8 +32,9 @@ def untold(stage: Stage, cases: Sequence[Case]) -> list[str]:
     return [f"{each.case.done}: {each.lacks}" for each in outcomes if each.lacks]
 
 
-def test_there_are_as_many_cases_as_promised() -> None:
+def test_there_are_as_many_cases_as_promised_and_each_can_be_played() -> None:
     assert len(CASES) >= FEWEST
+    assert all(callable(played(how)) for case in CASES for how in case.pods.values())
 
 
 @pytest.mark.usefixtures("operator")

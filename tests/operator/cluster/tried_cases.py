@@ -1,7 +1,7 @@
 """Cases of an administrator's bad days, tried on a real API server by the rows of `tried_cases.yaml`: what is done, and the words that must be said.
 
-`CASES` has all of them. `try_cases` makes many runs side by side, does to each what its row says, and waits until the condition that the row names has
-the row's words. What `kubectl describe` then prints must have them too. A manifest that must be refused has its words from the API server's answer.
+`read_cases` gives them. `Stage.try_cases` makes many runs side by side, does to each what its row says, and waits until the condition that the row
+names has the row's words. What `kubectl describe` then prints must have them too. A manifest that must be refused has them from the API server.
 Used by `test_tried_cases.py` and by `python -m benchmarks.operator --cases`. Costs some 3 CPU seconds a case, API server and controllers included.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import hollow_node
 import yaml
 from hollow_node import HollowNode
-from kube_client import CLUSTER_SCOPED, RESOURCES, Kube, Object, Refused, make_namespace, path_of
+from kube_client import CLUSTER_SCOPED, MERGE, RESOURCES, Kube, Object, Refused, make_namespace, path_of
 from kube_manifests import manifest, merged
 from orchestrators import Orchestrators
 
@@ -89,7 +89,9 @@ def read_cases(path: Path = ROWS) -> list[Case]:
     document = yaml.safe_load(path.read_text())
     rows = [row for group in document["cases"].values() for row in group]
     for part in document["parts"]:
-        rows += [_of_part(part, problem) for problem in document["problems"] if problem["is"] not in part.get("not", ())]
+        rows += [
+            _of_part(part, problem) for problem in document["problems"] if problem["is"] not in part.get("not", ())
+        ]
     cases = []
     for row in rows:
         said = (row["said"],) if isinstance(row["said"], str) else tuple(row["said"])
@@ -121,7 +123,11 @@ def _of_part(part: Object, problem: Object) -> Object:
         row["events"] = {part["pods"]: problem["event"]}
     if "then" in problem:
         # What ends or hangs has been well before, apart from prepare, which ends well.
-        row |= {"pods": {}, "after": "Ready", "then": [{act: {"pods": part["pods"], **how}} for act, how in problem["then"].items()]}
+        row |= {
+            "pods": {},
+            "after": "Ready",
+            "then": [{act: {"pods": part["pods"], **how}} for act, how in problem["then"].items()],
+        }
     return row
 
 
@@ -154,13 +160,24 @@ class Stage:
         self.kube, self.node, self.orchestrators, self.describe = kube, node, orchestrators, describe
         self._numbers = iter(range(1, 1_000_000))
 
-    def try_cases(self, cases: Sequence[Case], patience: float = SECONDS) -> list[Outcome]:
-        """Try all, some side by side, and remove what was made. `patience`: seconds after which a case that says nothing is given up."""
-        refused = [each for each in cases if each.refused]
-        others = [each for each in cases if not each.refused]
-        outcomes = [outcome for batch in _batches(refused) for outcome in self._refusals(batch)]
-        for batch in _batches(others):
-            outcomes += self._batch(batch, patience)
+    def try_cases(
+        self, cases: Sequence[Case], patience: float = SECONDS, say: Callable[[str], None] = lambda text: None
+    ) -> list[Outcome]:
+        """Try all, some side by side, and remove what was made.
+
+        `patience`: seconds after which a case that says nothing is given up. `say` is told of each that lacks its cause.
+        """
+        outcomes: list[Outcome] = []
+        for refused in (True, False):
+            for batch in _batches([each for each in cases if each.refused == refused]):
+                found = self._refusals(batch) if refused else self._batch(batch, patience)
+                for each in found:
+                    if not each.told:
+                        say(
+                            f"{each.case.done}: after {each.seconds:.0f} s not said {list(each.case.said)}, but: {each.lacks}"
+                        )
+                outcomes += found
+                say(f"{len(outcomes)} of {len(cases)} cases are tried")
         return outcomes
 
     def _refusals(self, cases: Sequence[Case]) -> list[Outcome]:
@@ -169,12 +186,11 @@ class Stage:
             trial = _Trial(case, namespace, f"c{next(self._numbers)}", time.monotonic())
             try:
                 wanted = trial.filled(manifest(case.kind or "TrainingRun", trial.run, namespace, **case.spec))
-                if not case.then:
-                    self.kube.create(merged(wanted, trial.filled(case.objects[0])) if case.objects else wanted)
-                else:
-                    # It is edited before the operator makes anything of it.
-                    self.kube.create(merged(wanted, {"spec": {"suspend": True}}) if case.kind == "TrainingRun" else wanted)
-                    self._act(trial)
+                wanted = merged(wanted, trial.filled(case.objects[0])) if case.objects else wanted
+                if case.then and case.kind == "TrainingRun":
+                    wanted["spec"]["suspend"] = True  # it is edited before the operator makes anything of it
+                self._as_kubectl("POST", path_of(wanted["kind"], namespace), wanted)
+                self._act(trial)
                 lacks = "nothing was refused"
             except Refused as refused:
                 lacks = "" if all(words in refused.message for words in case.said) else refused.message
@@ -237,15 +253,27 @@ class Stage:
         found = self.kube.create(made)
         if "status" in what:
             self.kube.merge(
-                what["kind"], what["metadata"]["name"], found["metadata"].get("namespace"), {"status": what["status"]}, sub="status"
+                what["kind"],
+                what["metadata"]["name"],
+                found["metadata"].get("namespace"),
+                {"status": what["status"]},
+                sub="status",
             )
 
     def _edit(self, trial: _Trial, what: Object) -> None:
-        self.kube.merge(trial.case.kind or "TrainingRun", trial.run, trial.namespace, {"spec": what})
+        path = path_of(trial.case.kind or "TrainingRun", trial.namespace, trial.run)
+        self._as_kubectl("PATCH", path, {"spec": what}, MERGE)
+
+    def _as_kubectl(self, method: str, path: str, body: Object, content_type: str = "application/json") -> None:
+        """A write as kubectl makes it: unknown fields are refused."""
+        params = {"fieldValidation": "Strict", "fieldManager": "kubectl"}
+        self.kube.call(method, path, body, params=params, content_type=content_type)
 
     def _patch(self, trial: _Trial, what: Object) -> None:
         kind, name = what["object"].split("/")
-        self.kube.merge(kind, name, None if kind in CLUSTER_SCOPED else trial.namespace, what["with"], sub=what.get("sub", ""))
+        self.kube.merge(
+            kind, name, None if kind in CLUSTER_SCOPED else trial.namespace, what["with"], sub=what.get("sub", "")
+        )
 
     def _delete(self, trial: _Trial, what: str) -> None:
         kind, name = what.split("/")
@@ -331,7 +359,9 @@ class Stage:
                 metadata = pod["metadata"]
                 if metadata["uid"] not in trial.evented:
                     trial.evented.add(metadata["uid"])
-                    self.kube.call("POST", f"/api/v1/namespaces/{trial.namespace}/events", _event(pod, reason, trial.filled(note)))
+                    self.kube.call(
+                        "POST", f"/api/v1/namespaces/{trial.namespace}/events", _event(pod, reason, trial.filled(note))
+                    )
 
 
 def played(row: Object) -> hollow_node.Play:
@@ -349,7 +379,13 @@ def _event(pod: Object, reason: str, note: str) -> Object:
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"name": f"{metadata['name']}.{metadata['uid'][:8]}", "namespace": metadata["namespace"]},
-        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]},
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "uid": metadata["uid"],
+        },
         "reason": reason,
         "message": note,
         "type": "Warning",
