@@ -70,6 +70,13 @@ def main() -> int:
         metavar="WORDS",
         help="try an administrator's bad days in place of pools; with WORDS only those with these in their name, and nothing is written",
     )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds until a case is given up (default 60, which are what counts); more on a busy machine shows what is only late",
+    )
     parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of changes, 10 a second (default 60)")
     parser.add_argument(
         "--events",
@@ -84,7 +91,7 @@ def main() -> int:
         parser.error(f"--runs must be at least 20, so that each tenant has a run; got {given.runs}")
     loopback = Loopback()
     if given.cases is not None:
-        return try_cases(given.cases, loopback, given.out)
+        return try_cases(given.cases, given.patience, loopback, given.out)
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         bench = Bench(Path(folder), loopback)
         try:
@@ -100,11 +107,11 @@ def main() -> int:
     return table(write({**figures, "peer": PEER, "measured_on": measured_on()}, given.out))
 
 
-def try_cases(words: str, loopback: Loopback, out: Path) -> int:
+def try_cases(words: str, patience: float, loopback: Loopback, out: Path) -> int:
     """Try the cases, write their figures if all were tried, and print them; 1 when one was without its cause."""
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         try:
-            figures = measure_cases(Path(folder), loopback, words, say)
+            figures = measure_cases(Path(folder), loopback, words, patience, say)
         finally:
             loopback.close()
     return table(figures if words else write(figures, out))

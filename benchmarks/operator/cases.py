@@ -14,11 +14,29 @@ from operator_process import ACCOUNT, OPERATOR_NAMESPACE, install_operator
 from orchestrators import Orchestrators
 from tried_cases import OWN, Stage, read_cases
 
-from benchmarks.operator.cluster import Kube, Loopback, OperatorProcess, wait
+from benchmarks.operator.cluster import (
+    ACCOUNT,
+    OPERATOR_NAMESPACE,
+    OWN,
+    ControlPlane,
+    HollowNode,
+    Kube,
+    Loopback,
+    OperatorProcess,
+    Orchestrators,
+    Stage,
+    find_programs,
+    install_operator,
+    read_cases,
+    shipped_crds,
+    wait,
+)
 from benchmarks.operator.measures import percentile
 
 
-def measure_cases(folder: Path, loopback: Loopback, words: str, say: Callable[[str], None]) -> dict[str, Any]:
+def measure_cases(
+    folder: Path, loopback: Loopback, words: str, patience: float, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Try all cases, or those whose name has `words`; what was not said is printed."""
     plane = ControlPlane(loopback.address(), folder, find_programs())
     services, operator = Orchestrators(loopback.address()), None
@@ -39,7 +57,7 @@ def measure_cases(folder: Path, loopback: Loopback, words: str, say: Callable[[s
         stage = Stage(kube, node, services, lambda space: plane.kubectl("describe", kinds, "-n", space))
         cases = [each for each in read_cases() if words in each.done]
         say(f"trying {len(cases)} cases")
-        outcomes = stage.try_cases(cases, say=say)
+        outcomes = stage.try_cases(cases, patience, say)
         node.close()
         kube.close()
     finally:

@@ -346,3 +346,20 @@ def test_a_problem_of_one_island_is_not_reported_on_the_others(cluster: MemoryCl
     messages = {part.name: part.message for part in RunParts.from_json(told["data"]["parts.json"]).parts}
     assert "cannot be pulled" in messages["sums-island-1"]
     assert "pulled" not in messages["sums-island-2"]
+
+
+def test_a_part_whose_pods_are_replaced_at_once_says_what_the_last_one_ended_by(cluster: MemoryCluster) -> None:
+    running(cluster)
+    pool = cluster.get("StatefulSet", "sums-pool")
+    assert pool is not None
+    cluster.objects.set_status("StatefulSet", "sums-pool", {**pool["status"], "readyReplicas": 0})
+    ended = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no such device"}
+    put_pod(cluster, "sums-pool-0", pod(**ended), set="sums-pool", component="pool")
+    cluster.settle()
+    put_pod(cluster, "sums-pool-0", pod(), set="sums-pool", component="pool")
+    cluster.settle()
+    assert said(cluster, "InferencePoolReady")["reason"] == "PodsNotReady"
+    assert "pod sums-pool-0: UnexpectedAdmissionError: no such device" in said(cluster, "Ready")["message"]
+    cluster.pods_start()
+    cluster.settle()
+    assert "Ready" in holds(cluster)

@@ -136,7 +136,7 @@ class ControlPlane:
             },
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"

@@ -108,8 +108,17 @@ def crashed(reason: str, message: str = "", exit_code: int = 1, restarts: int = 
 
 
 def evicted(reason: str, message: str) -> Play:
-    """The kubelet ended or refused the pod as a whole."""
-    return lambda pod: {"phase": "Failed", "reason": reason, "message": message, "conditions": []}
+    """The kubelet ends or refuses the first pod as a whole; containers of those in its place do not come to start."""
+    first: list[str] = []
+    later = waiting("ContainerCreating", "")
+
+    def play(pod: Object) -> Object | None:
+        uid = pod["metadata"]["uid"]
+        first[:] = first or [uid]
+        ended: Object = {"phase": "Failed", "reason": reason, "message": message, "conditions": []}
+        return ended if first == [uid] else later(pod)
+
+    return play
 
 
 def lost(pod: Object) -> Object:

@@ -24,9 +24,15 @@ from shoal.contracts.protocol import RunProgress
 ROWS = Path(__file__).with_name("tried_cases.yaml")
 SECONDS = 60.0
 """Within which an administrator is to read the cause."""
-SIDE_BY_SIDE = 24
-"""Cases of one batch: some 200 pods. More would measure the machine."""
+SIDE_BY_SIDE = 16
+"""Runs of one batch: some 120 pods. More would measure the machine."""
+SEVERAL = ("said", "status", "objects", "then")
+"""Fields of a row that are lists, or one text."""
 OWN = ("TrainingRun", "InferencePool", "RelayServer", "Validator")
+SMALLEST: Object = {"relayServer": {"replicas": 1}, "inferencePools": [{"name": "pool", "replicas": 1}]}
+"""Of a run whose pods are not what the case is about."""
+NO_PODS = {"relayServerRef", "mode"}
+"""Fields with which a run has no relays of its own."""
 Describe = Callable[[str], str]
 """From a namespace to what `kubectl describe` prints of our kinds in it."""
 
@@ -43,6 +49,7 @@ class Case:
         status: what that condition may be.
         refused: whether the API server refuses the manifest, or the edit.
         alone: whether it needs a namespace of its own.
+        together: cases of the same word are done to one run; empty: to a run of its own.
         kind: of the object that is made; None for none.
         spec: laid over that kind's small manifest.
         objects: made before it.
@@ -60,6 +67,7 @@ class Case:
     status: tuple[str, ...] = ("False",)
     refused: bool = False
     alone: bool = False
+    together: str = ""
     kind: str | None = "TrainingRun"
     spec: Object = field(default_factory=dict)
     objects: tuple[Object, ...] = ()
@@ -85,50 +93,42 @@ class Outcome:
 
 
 def read_cases(path: Path = ROWS) -> list[Case]:
-    """All rows, those of the table of parts and problems too. Raises ValueError for a row with an unknown field, or two rows of one name."""
+    """All rows, those of the table of parts and problems too. Raises ValueError for two rows of one name."""
     document = yaml.safe_load(path.read_text())
     rows = [row for group in document["cases"].values() for row in group]
-    for part in document["parts"]:
-        rows += [
-            _of_part(part, problem) for problem in document["problems"] if problem["is"] not in part.get("not", ())
-        ]
-    cases = []
-    for row in rows:
-        said = (row["said"],) if isinstance(row["said"], str) else tuple(row["said"])
-        status = row.get("status", "False")
-        more = {
-            "said": said,
-            "status": (status,) if isinstance(status, str) else tuple(status),
-            "objects": tuple(row.get("objects", ())),
-            "then": tuple(row.get("then", ())),
-        }
-        cases.append(Case(**{**row, **more}))
+    problems = document["problems"]
+    for number, part in enumerate(document["parts"]):
+        for shift in range(len(problems)):
+            problem = problems[(number + shift) % len(problems)]
+            if problem["is"] not in part.get("not", ()):
+                rows.append(_of_part(part, problem, shift))
+    cases = [Case(**{**row, **{name: _several(row[name]) for name in SEVERAL if name in row}}) for row in rows]
     twice = [name for name, times in Counter(each.done for each in cases).items() if times > 1]
     if twice:
         raise ValueError(f"cases of one name: {twice}")
     return cases
 
 
-def _of_part(part: Object, problem: Object) -> Object:
-    """The row of a problem that pods of a part have."""
+def _several(found: Any) -> tuple[Any, ...]:
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _of_part(part: Object, problem: Object, shift: int) -> Object:
+    """The row of a problem that pods of a part have. One run has another problem in each part; what happens to a run that is well, in all at once."""
     row = {
         "done": f"{part['part']}: {problem['is']}",
         "said": problem["said"],
-        "condition": part.get("condition", "Ready"),
-        "status": ["False", "Unknown"],
-        "spec": part.get("spec", {}),
-        "pods": {part["pods"]: problem["pods"]},
+        "condition": part["condition"],
+        "spec": {"ui": {}},
     }
+    if part["condition"] != "Prepared":  # in which nothing else is made yet
+        row["together"] = problem["is"] if "then" in problem else f"square {shift}"
     if "event" in problem:
         row["events"] = {part["pods"]: problem["event"]}
-    if "then" in problem:
-        # What ends or hangs has been well before, apart from prepare, which ends well.
-        row |= {
-            "pods": {},
-            "after": "Ready",
-            "then": [{act: {"pods": part["pods"], **how}} for act, how in problem["then"].items()],
-        }
-    return row
+    if "then" not in problem:
+        return row | {"pods": {part["pods"]: problem["pods"]}}
+    acts = [{act: {"pods": part["pods"], **how}} for act, how in problem["then"].items()]
+    return row | {"after": "Ready", "then": acts}
 
 
 @dataclass
@@ -173,9 +173,10 @@ class Stage:
                 found = self._refusals(batch) if refused else self._batch(batch, patience)
                 for each in found:
                     if not each.told:
-                        say(
-                            f"{each.case.done}: after {each.seconds:.0f} s not said {list(each.case.said)}, but: {each.lacks}"
+                        lacks = (
+                            f"not said {list(each.case.said)}, but: {each.lacks}" if each.lacks else "said, too late"
                         )
+                        say(f"{each.case.done}: after {each.seconds:.0f} s {lacks}")
                 outcomes += found
                 say(f"{len(outcomes)} of {len(cases)} cases are tried")
         return outcomes
@@ -200,22 +201,30 @@ class Stage:
 
     def _batch(self, cases: Sequence[Case], patience: float) -> list[Outcome]:
         shared = make_namespace(self.kube)
-        spaces = [make_namespace(self.kube) if case.alone else shared for case in cases]
-        trials = [_Trial(case, space, f"c{next(self._numbers)}") for case, space in zip(cases, spaces, strict=True)]
-        for space in {*spaces}:
+        names = {each.together: f"c{next(self._numbers)}" for each in cases if each.together}
+        trials = []
+        for case in cases:
+            space = make_namespace(self.kube) if case.alone else shared
+            trials.append(_Trial(case, space, names.get(case.together) or f"c{next(self._numbers)}"))
+        spaces = {each.namespace for each in trials}
+        for space in spaces:
             self.node.play(space, "*-prepare-*", hollow_node.succeeded)
         try:
             for trial in trials:
-                self._begin(trial)
+                self._set(trial)
+            made: set[str] = set()
+            for trial in trials:
+                self._begin(trial, create=trial.run not in made)
+                made.add(trial.run)
             self._watch(trials, patience)
-            described = {space: " ".join(self.describe(space).split()) for space in {*spaces}}
+            described = {space: " ".join(self.describe(space).split()) for space in spaces}
             return [self._outcome(trial, described[trial.namespace]) for trial in trials]
         finally:
             for trial in trials:
                 for each in trial.filled(list(trial.case.objects)):
                     if each["kind"] in CLUSTER_SCOPED:
                         self.kube.delete(each["kind"], each["metadata"]["name"])
-            for space in {*spaces}:
+            for space in spaces:
                 self._unbind(space)
                 self.kube.delete("Namespace", space)
 
@@ -227,7 +236,8 @@ class Stage:
             lacks = "kubectl describe does not print it"
         return Outcome(trial.case, trial.seconds, lacks)
 
-    def _begin(self, trial: _Trial) -> None:
+    def _set(self, trial: _Trial) -> None:
+        """What is there before the run."""
         case = trial.case
         for each in trial.filled(list(case.objects)):
             self._create(trial, each)
@@ -235,8 +245,12 @@ class Stage:
             self.node.play(trial.namespace, f"{trial.run}-{suffix}-*", played(row))
         if case.says is not None:
             self._say(trial, case.says)
-        if case.kind is not None:
-            self.kube.create(trial.filled(manifest(case.kind, trial.run, trial.namespace, **case.spec)))
+
+    def _begin(self, trial: _Trial, *, create: bool) -> None:
+        case = trial.case
+        if case.kind is not None and create:
+            small = SMALLEST if case.kind == "TrainingRun" and not case.spec.keys() & NO_PODS else {}
+            self.kube.create(trial.filled(manifest(case.kind, trial.run, trial.namespace, **merged(small, case.spec))))
         if not case.after:
             trial.began = time.monotonic()
             self._act(trial)
@@ -368,9 +382,9 @@ def played(row: Object) -> hollow_node.Play:
     """What becomes of a pod, by the row: one key, which names a play of `hollow_node`, with its arguments."""
     ((name, how),) = row.items()
     if how is None:
-        return getattr(hollow_node, name)  # type: ignore[no-any-return]
+        return getattr(hollow_node, name)
     made = getattr(hollow_node, name)
-    return made(**how) if isinstance(how, dict) else made(*how)  # type: ignore[no-any-return]
+    return made(**how) if isinstance(how, dict) else made(*how)
 
 
 def _event(pod: Object, reason: str, note: str) -> Object:
@@ -406,5 +420,10 @@ def _words(condition: Object) -> str:
 
 
 def _batches(cases: Sequence[Case]) -> Iterator[Sequence[Case]]:
-    for first in range(0, len(cases), SIDE_BY_SIDE):
-        yield cases[first : first + SIDE_BY_SIDE]
+    """Cases of some runs side by side; those of one run stay together."""
+    runs: dict[str, list[Case]] = {}
+    for case in cases:
+        runs.setdefault(case.together or case.done, []).append(case)
+    several = list(runs.values())
+    for first in range(0, len(several), SIDE_BY_SIDE):
+        yield [case for run in several[first : first + SIDE_BY_SIDE] for case in run]
