@@ -8,11 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from control_plane import ControlPlane, find_programs, shipped_crds
-from hollow_node import HollowNode
-from operator_process import ACCOUNT, OPERATOR_NAMESPACE, install_operator
-from orchestrators import Orchestrators
-from tried_cases import OWN, Stage, read_cases
 
 from benchmarks.operator.cluster import (
     ACCOUNT,
