@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
 from benchmarks.operator.cluster import (
     ACCOUNT,
     OPERATOR_NAMESPACE,
