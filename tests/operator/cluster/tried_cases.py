@@ -142,6 +142,8 @@ class _Trial:
     was: str = "nothing"
     """What the condition said last."""
     told: bool = False
+    broken: str = ""
+    """Why the case itself could not be done."""
     evented: set[str] = field(default_factory=set)
 
     def filled(self, found: Any) -> Any:
@@ -211,10 +213,10 @@ class Stage:
             self.node.play(space, "*-prepare-*", hollow_node.succeeded)
         try:
             for trial in trials:
-                self._set(trial)
+                self._do(trial, self._set)
             made: set[str] = set()
             for trial in trials:
-                self._begin(trial, create=trial.run not in made)
+                self._do(trial, self._begin if trial.run not in made else self._join)
                 made.add(trial.run)
             self._watch(trials, patience)
             described = {space: " ".join(self.describe(space).split()) for space in spaces}
@@ -229,6 +231,8 @@ class Stage:
                 self.kube.delete("Namespace", space)
 
     def _outcome(self, trial: _Trial, described: str) -> Outcome:
+        if trial.broken:
+            return Outcome(trial.case, trial.seconds, trial.broken)
         if not trial.began:
             return Outcome(trial.case, trial.seconds, f"{trial.case.after} was never there: {trial.was}")
         lacks = "" if trial.told else trial.was
@@ -246,12 +250,23 @@ class Stage:
         if case.says is not None:
             self._say(trial, case.says)
 
-    def _begin(self, trial: _Trial, *, create: bool) -> None:
+    def _do(self, trial: _Trial, step: Callable[["_Trial"], None]) -> None:
+        """A step of the case; one that the API server refuses breaks this case only."""
+        if not trial.broken:
+            try:
+                step(trial)
+            except Refused as refused:
+                trial.broken = f"the case could not be done: {refused.message}"
+
+    def _begin(self, trial: _Trial) -> None:
         case = trial.case
-        if case.kind is not None and create:
+        if case.kind is not None:
             small = SMALLEST if case.kind == "TrainingRun" and not case.spec.keys() & NO_PODS else {}
             self.kube.create(trial.filled(manifest(case.kind, trial.run, trial.namespace, **merged(small, case.spec))))
-        if not case.after:
+        self._join(trial)
+
+    def _join(self, trial: _Trial) -> None:
+        if not trial.case.after:
             trial.began = time.monotonic()
             self._act(trial)
 
@@ -332,13 +347,13 @@ class Stage:
             waiting = 0
             for trial in trials:
                 self._warn(trial)
-                if trial.told:
+                if trial.told or trial.broken:
                     continue
                 now = time.monotonic()
                 over = now - (trial.began or started) > (patience if trial.began else 3 * patience)
                 trial.seconds = now - (trial.began or started)
                 if not trial.began:
-                    self._begin_late(trial, found)
+                    self._do(trial, lambda each: self._begin_late(each, found))
                 else:
                     self._look(trial, found)
                 waiting += not trial.told and not over
