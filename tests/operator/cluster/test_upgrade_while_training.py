@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cluster_story import Story
-from control_plane import ControlPlane, install, older_crds, shipped_crds
+from control_plane import ControlPlane, install, shipped_crds
 from kube_client import Kube
 from operator_process import ACCOUNT, OperatorProcess
 from orchestrators import Orchestrators
@@ -24,25 +25,26 @@ NEXT = "9.9.9"
 KINDS = ("Deployment", "StatefulSet", "Job", "Pod", "Secret", "PersistentVolumeClaim")
 
 
-def chart_of(folder: Path, release: str, crds: Path | None = None) -> Path:
-    """The chart as a release has it: its version, its application's version, and its CRDs."""
+def chart_of(folder: Path, release: str) -> Path:
+    """The chart as a release has it: its version, its application's version, and CRDs of which those of the next have one field more."""
     chart = folder / release / "shoal"
     shutil.copytree(CHART, chart)
-    if crds is not None:
-        shutil.rmtree(chart / "files" / "crds")
-        shutil.copytree(crds, chart / "files" / "crds")
     meta = (chart / "Chart.yaml").read_text()
     assert f"version: {FIRST}\n" in meta
     (chart / "Chart.yaml").write_text(meta.replace(FIRST, release))
+    if release == NEXT:
+        for path in (chart / "files" / "crds").glob("*.yaml"):
+            crd = yaml.safe_load(path.read_text())
+            spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+            spec["properties"]["novelty"] = {"type": "string", "description": "A field of the next release."}
+            path.write_text(yaml.safe_dump(crd, sort_keys=False))
     return chart
 
 
 @pytest.fixture
 def charts(kube: Kube, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """The chart of this release with the CRDs of once, and that of the next with today's."""
-    older = chart_of(tmp_path, FIRST, Path(__file__).parent / "older_crds")
-    install(kube, older_crds())
-    yield older, chart_of(tmp_path, NEXT)
+    """The chart of this release, and that of the next with another schema."""
+    yield chart_of(tmp_path, FIRST), chart_of(tmp_path, NEXT)
     install(kube, shipped_crds())
 
 
