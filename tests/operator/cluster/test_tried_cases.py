@@ -10,7 +10,7 @@ from control_plane import ControlPlane
 from hollow_node import HollowNode
 from kube_client import Kube
 from orchestrators import Orchestrators
-from tried_cases import OWN, Case, Stage, played, read_cases
+from tried_cases import OWN, Case, Stage, played, progress, read_cases
 
 CASES = read_cases()
 FEWEST = 200
@@ -35,6 +35,7 @@ def untold(stage: Stage, cases: Sequence[Case]) -> list[str]:
 def test_there_are_as_many_cases_as_promised_and_each_can_be_played() -> None:
     assert len(CASES) >= FEWEST
     assert all(callable(played(how)) for case in CASES for how in case.pods.values())
+    assert all(progress("sums", case.says) for case in CASES if case.says is not None)
 
 
 @pytest.mark.usefixtures("operator")

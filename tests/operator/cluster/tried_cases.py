@@ -320,8 +320,7 @@ class Stage:
             self.kube.delete("Pod", pod["metadata"]["name"], trial.namespace)
 
     def _say(self, trial: _Trial, what: Object) -> None:
-        figures = {"run": trial.run, "steps_total": 4, "open_step": 0, "latest_version": 0, **what}
-        self.orchestrators.say(trial.namespace, RunProgress.model_validate(figures))
+        self.orchestrators.say(trial.namespace, progress(trial.run, what))
 
     def _hush(self, trial: _Trial, what: object) -> None:
         self.orchestrators.hush(trial.namespace, trial.run)
@@ -391,6 +390,12 @@ class Stage:
                     self.kube.call(
                         "POST", f"/api/v1/namespaces/{trial.namespace}/events", _event(pod, reason, trial.filled(note))
                     )
+
+
+def progress(run: str, figures: Object) -> RunProgress:
+    """What the orchestrator of a run says, by the row."""
+    small = {"run": run, "steps_total": 4, "open_step": 0, "latest_version": 0}
+    return RunProgress.model_validate({**small, **figures})
 
 
 def played(row: Object) -> hollow_node.Play:
