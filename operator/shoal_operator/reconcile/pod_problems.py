@@ -45,7 +45,7 @@ class PodProblem:
 
 def pods_problem(cluster: Cluster, pods: Sequence[Object]) -> tuple[str, str] | None:
     """Reason and message of the worst problem of some pods that should be ready. Where none has one in its status, the newest Warning about the
-    first that stands says it: volumes, networks and probes are told of in Events only."""
+    first that stands says it: only Events tell of volumes, networks and probes."""
     now = cluster.now()
     found = worst_problem(pods, now)
     stands = next((pod for pod in pods if found is None and _stands(pod, now)), None)
