@@ -1,7 +1,7 @@
 """Bad days of an administrator, tried on a real API server with the real controllers and the operator: `python -m benchmarks.operator --cases`.
 
 The rows are those of `tests/operator/cluster/tried_cases.yaml`. `admin_cases` counts those that were tried, `admin_cases_without_cause` those whose
-cause was not in a condition and in `kubectl describe` a minute after it was there. 260 cases take some fifteen minutes on two cores.
+cause was not in a condition and in `kubectl describe` a minute after it was there. 250 cases take some ten minutes on two quiet cores.
 """
 
 from collections.abc import Callable
