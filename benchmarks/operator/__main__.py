@@ -3,6 +3,7 @@
     python -m benchmarks.operator                     1,000 pools, some five minutes
     python -m benchmarks.operator --pools 100 --out /tmp/operator.json
     python -m benchmarks.operator --runs 1000         TrainingRuns in place of pools (runs.py), some fifteen minutes; the other figures stay
+    python -m benchmarks.operator --cases             bad days of an administrator (cases.py), some fifteen minutes; the other figures stay
 
 The operator has one core while pools are applied and changed; API server, etcd and load have what is left. Aims are in `AIMS`; a figure
 that misses its aim is marked, and the status is 1.
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.operator import measures
+from benchmarks.operator.cases import measure_cases
 from benchmarks.operator.cluster import ROOT, Bench, Loopback, Seen, cpu_seconds, on_one_core, resident_mib, wait
 from benchmarks.operator.runs import measure_runs
 from benchmarks.operator.stream import absorb
@@ -44,6 +46,8 @@ AIMS: dict[str, tuple[str, float]] = {
     "cold_start_seconds_1000_runs": ("<=", 60.0),
     "rss_mib_1000_runs": ("<=", 600.0),
     "failover_seconds_1000_runs": ("<=", 20.0),
+    "admin_cases": (">=", 200.0),
+    "admin_cases_without_cause": ("<=", 0.0),
 }
 PEER = {"name": "KubeRay, 1,000 RayClusters (published)", "seconds": 258.0, "custom_resources_per_second": 4.0}
 
@@ -59,6 +63,20 @@ def main() -> int:
         metavar="N",
         help="measure this many TrainingRuns in place of pools (at least 20)",
     )
+    parser.add_argument(
+        "--cases",
+        nargs="?",
+        const="",
+        metavar="WORDS",
+        help="try an administrator's bad days in place of pools; with WORDS only those with these in their name, and nothing is written",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds until a case is given up (default 60, which are what counts); more on a busy machine shows what is only late",
+    )
     parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="of changes, 10 a second (default 60)")
     parser.add_argument(
         "--events",
@@ -72,6 +90,8 @@ def main() -> int:
     if given.runs and given.runs < 20:
         parser.error(f"--runs must be at least 20, so that each tenant has a run; got {given.runs}")
     loopback = Loopback()
+    if given.cases is not None:
+        return try_cases(given.cases, given.patience, loopback, given.out)
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         bench = Bench(Path(folder), loopback)
         try:
@@ -84,14 +104,28 @@ def main() -> int:
         finally:
             bench.close()
             loopback.close()
+    return table(write({**figures, "peer": PEER, "measured_on": measured_on()}, given.out))
+
+
+def try_cases(words: str, patience: float, loopback: Loopback, out: Path) -> int:
+    """Try the cases, write their figures if all were tried, and print them; 1 when one was without its cause."""
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        try:
+            figures = measure_cases(Path(folder), loopback, words, patience, say)
+        finally:
+            loopback.close()
+    return table(figures if words else write(figures, out))
+
+
+def write(figures: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Add figures to those of before: pools, runs, cases and a test (tests/operator/cluster/test_releases_on_api_server.py) each write their own."""
     kept = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    # Pools, runs and a test (tests/operator/cluster/test_releases_on_api_server.py) each write their own figures and keep the others'.
-    figures = {**kept, **figures, "peer": PEER, "measured_on": measured_on()}
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = given.out.with_suffix(".partial")
+    figures = {**kept, **figures}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_suffix(".partial")
     unfinished.write_text(json.dumps(figures, indent=2) + "\n")
-    unfinished.replace(given.out)
-    return table(figures)
+    unfinished.replace(out)
+    return figures
 
 
 def measure(bench: Bench, pools: int, seconds: float, events: int) -> dict[str, Any]:

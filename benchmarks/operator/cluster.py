@@ -20,7 +20,10 @@ import httpx
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/operator/cluster")]
 
-from control_plane import ControlPlane, find_programs, shipped_crds
+from control_plane import ControlPlane as ControlPlane
+from control_plane import find_programs as find_programs
+from control_plane import shipped_crds as shipped_crds
+from hollow_node import HollowNode as HollowNode
 from hollow_node import waiting as waiting
 from kube_audit import AuditLog
 from kube_client import Kube as Kube  # `as` itself: the other modules take these from here, where the path is set
@@ -29,8 +32,14 @@ from kube_client import Refused as Refused
 from kube_client import path_of
 from kube_manifests import manifest
 from kube_manifests import run as run
-from operator_process import ACCOUNT, OPERATOR_NAMESPACE, install_operator
+from operator_process import ACCOUNT as ACCOUNT
+from operator_process import OPERATOR_NAMESPACE as OPERATOR_NAMESPACE
 from operator_process import OperatorProcess as OperatorProcess
+from operator_process import install_operator as install_operator
+from orchestrators import Orchestrators as Orchestrators
+from tried_cases import OWN as OWN
+from tried_cases import Stage as Stage
+from tried_cases import read_cases as read_cases
 
 from servers import Loopback as Loopback
 

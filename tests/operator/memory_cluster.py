@@ -9,6 +9,7 @@ from typing import Any
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import Addresses
 from shoal_operator.children import names
+from shoal_operator.children.site import Site, at_site, with_digests
 from shoal_operator.engine.cluster import ClusterError, Object, Result
 from shoal_operator.local.objects import Objects
 from shoal_operator.reconcile import reconcile_all
@@ -47,10 +48,12 @@ class MemoryCluster:
         self.writes: list[str] = []
         self.refuses: dict[str, ClusterError] = {}
         """What is said to applies of objects, by `<kind>/<name>`."""
-        self.refuses_pods: dict[str, str] = {}
-        """What the controller of a workload is told when it makes pods, by the workload's name."""
+        self.warnings: dict[str, tuple[str, str]] = {}
+        """Reason and words of the newest Warning about a workload or a pod, by its name."""
         self.classes: dict[str, Object] | None = None
         """StorageClasses by name; None: not to be known."""
+        self.site: Site | None = None
+        """What the admin says about all runs; None: nothing, and nothing is refused."""
         self.lacks: set[str] = set()
         """Kinds that are not served."""
         self.status_writes = 0
@@ -64,7 +67,10 @@ class MemoryCluster:
         return kind not in self.lacks
 
     def at_site(self, child: Object) -> Object:
-        return child
+        return at_site(child, self.site) if self.site is not None else child
+
+    def with_digests(self, child: Object) -> Object:
+        return with_digests(child, self.site) if self.site is not None else child
 
     def get(self, kind: str, name: str) -> Object | None:
         found: Object | None = self._read((kind, name), lambda: self.objects.get(kind, name))
@@ -78,9 +84,10 @@ class MemoryCluster:
         self._not_kept()
         return self.classes
 
-    def pods_refused(self, workload: Object) -> str:
+    def warning_about(self, about: Object, reason: str = "") -> tuple[str, str]:
         self._not_kept()
-        return self.refuses_pods.get(workload["metadata"]["name"], "")
+        found = self.warnings.get(about["metadata"]["name"], ("", ""))
+        return found if reason in ("", found[0]) else ("", "")
 
     def _find(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         if kind == "Pod":

@@ -1,5 +1,6 @@
 """What `kubectl get` and `kubectl describe` say of a run that is not healthy: pods' problems, warnings, pauses."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from run_story import at_version, holds, prepared, put, running, said, status
 
 import samples
 from shoal.contracts.run_parts import RunParts
-from shoal_operator.reconcile.pod_problems import pod_problem, worst_problem
+from shoal_operator.reconcile.pod_problems import pod_problem, pods_problem, worst_problem
 
 
 def pod(name: str = "sums-pool-0", containers: list[dict[str, Any]] | None = None, **status: Any) -> dict[str, Any]:
@@ -36,6 +37,8 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
     return {"waiting": {"reason": reason, "message": message}}
 
 
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+BEFORE, JUST_NOW = "2026-11-21T11:59:00Z", "2026-11-21T11:59:59Z"
 OUT_OF_MEMORY = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
 NO_NODE = {
     "type": "PodScheduled",
@@ -60,7 +63,7 @@ NO_NODE = {
 )  # fmt: skip
 def test_the_error_of_a_crashed_container_is_read_from_its_last_line(log: str, said: str) -> None:
     ended = {"terminated": {"reason": "Error", "exitCode": 1, "message": log}}
-    found = pod_problem(pod(containers=[container(waiting("CrashLoopBackOff"), restarts=4, lastState=ended)]))
+    found = pod_problem(pod(containers=[container(waiting("CrashLoopBackOff"), restarts=4, lastState=ended)]), NOW)
     assert found is not None
     assert found.text.endswith(f"exit code 1: {said}") or found.text.endswith(f"...{said}")
 
@@ -70,7 +73,7 @@ def test_the_error_of_a_crashed_container_is_read_from_its_last_line(log: str, s
     [
         (pod(conditions=[NO_NODE]), "Unschedulable", "pod sums-pool-0: Unschedulable: 0/3 nodes: 3 Insufficient gpu"),
         (pod(containers=[container(waiting("ErrImagePull", "not found"))]), "ImagePull",
-         "pod sums-pool-0: container worker: image shoal/worker:x cannot be pulled"),
+         "pod sums-pool-0: container worker: image shoal/worker:x cannot be pulled: not found"),
         (pod(containers=[container(waiting("CreateContainerConfigError", 'secret "sums-trainer-key" not found'))]),
          "CreateContainerConfigError",
          'pod sums-pool-0: container worker: CreateContainerConfigError: secret "sums-trainer-key" not found'),
@@ -89,7 +92,7 @@ def test_the_error_of_a_crashed_container_is_read_from_its_last_line(log: str, s
     ids=["no node", "no image", "no secret", "out of memory", "failed", "crashes", "evicted", "sidecar without image"],
 )  # fmt: skip
 def test_a_pods_problem_is_described_in_words(found: dict[str, Any], reason: str, text: str) -> None:
-    problem = pod_problem(found)
+    problem = pod_problem(found, NOW)
     assert problem is not None
     assert (problem.reason, str(problem).replace("\\n", "")) == (reason, text)
 
@@ -106,26 +109,104 @@ def test_a_pods_problem_is_described_in_words(found: dict[str, Any], reason: str
     ids=["ready", "starting", "restarted once", "done", "going"],
 )
 def test_a_starting_pod_has_no_problem(found: dict[str, Any]) -> None:
-    assert pod_problem(found) is None
+    assert pod_problem(found, NOW) is None
+
+
+@pytest.mark.parametrize(
+    "words", ["ErrImagePull: 401 Unauthorized", "401 Unauthorized", "ImagePullBackOff: 401 Unauthorized"]
+)
+def test_why_an_image_cannot_be_pulled_is_said_in_the_same_words_between_two_tries(words: str) -> None:
+    first = pod_problem(pod(containers=[container(waiting("ErrImagePull", "401 Unauthorized"))]), NOW)
+    later = pod_problem(
+        pod(containers=[container(waiting("ImagePullBackOff", f'Back-off pulling image "shoal/worker:x": {words}'))]),
+        NOW,
+    )
+    assert first == later
+    assert str(first).endswith("image shoal/worker:x cannot be pulled: 401 Unauthorized")
+
+
+def on_a_node(since: str = BEFORE, conditions: dict[str, str] | None = None, **metadata: Any) -> dict[str, Any]:
+    """A pod that a node has, made at a time."""
+    told = [
+        {"type": kind, "status": status, "lastTransitionTime": BEFORE} for kind, status in (conditions or {}).items()
+    ]
+    found = pod(containers=[container({"running": {}})], phase="Running", conditions=told)
+    found["metadata"] |= {"creationTimestamp": since, **metadata}
+    return {**found, "spec": {"nodeName": "n1"}}
+
+
+LOST = {"PodScheduled": "True", "ContainersReady": "True", "Ready": "False"}
+
+
+def test_a_pod_of_a_node_that_does_not_answer_names_the_node_and_since_when() -> None:
+    problem = pod_problem(on_a_node(conditions=LOST), NOW)
+    assert problem is not None
+    assert problem.reason == "NodeLost"
+    assert "node n1 does not answer since 2026-11-21T11:59:00Z" in problem.text
+    gated = on_a_node(conditions=LOST)
+    gated["spec"]["readinessGates"] = [{"conditionType": "mesh"}]
+    assert pod_problem(gated, NOW) is None
+    assert pod_problem(on_a_node(conditions={**LOST, "ContainersReady": "False"}), NOW) is None
+
+
+def test_a_pod_whose_time_to_end_is_over_says_what_keeps_it() -> None:
+    held = pod_problem(on_a_node(deletionTimestamp=BEFORE, finalizers=["example.com/held"]), NOW)
+    kept = pod_problem(on_a_node(deletionTimestamp=BEFORE), NOW)
+    assert str(held) == "pod sums-pool-0: was to be gone at 2026-11-21T11:59:00Z; finalizer example.com/held holds it"
+    assert "node n1 does not end it" in str(kept)
+    assert pod_problem(on_a_node(deletionTimestamp=JUST_NOW), NOW) is None
+
+
+def test_a_pod_at_which_no_scheduler_looks_says_so() -> None:
+    waits = pod()
+    waits["metadata"]["creationTimestamp"] = JUST_NOW
+    assert pod_problem(waits, NOW) is None
+    waits["metadata"]["creationTimestamp"] = BEFORE
+    problem = pod_problem({**waits, "spec": {"schedulerName": "mine"}}, NOW)
+    assert problem is not None
+    assert problem.text == "no scheduler has looked at it since 2026-11-21T11:59:00Z (schedulerName mine)"
+
+
+def test_a_failed_container_before_the_others_is_named() -> None:
+    ended = {"terminated": {"exitCode": 3, "message": "no key"}}
+    problem = pod_problem(pod(phase="Failed", initContainerStatuses=[container(ended)]), NOW)
+    assert problem is not None
+    assert "exit code 3: no key" in problem.text
+
+
+def test_what_only_events_tell_is_said_of_a_pod_that_stands(cluster: MemoryCluster) -> None:
+    words = 'MountVolume.SetUp failed for volume "x": secret "mine" not found'
+    cluster.warnings["sums-pool-0"] = "FailedMount", words
+    cluster.time = NOW
+    stands = on_a_node(conditions={"PodScheduled": "True", "Ready": "False"})
+    assert pods_problem(cluster, [stands]) == ("FailedMount", f"pod sums-pool-0: FailedMount: {words}")
+    for other in (
+        on_a_node(conditions={"Ready": "True"}),
+        on_a_node(JUST_NOW, conditions={"Ready": "False"}),
+        on_a_node(deletionTimestamp=JUST_NOW),
+        {**stands, "metadata": {**stands["metadata"], "name": "sums-pool-1"}},
+    ):
+        assert pods_problem(cluster, [other]) is None
 
 
 def test_the_words_do_not_change_while_a_kubelet_retries() -> None:
     said = {
-        str(pod_problem(pod(containers=[container(waiting(each))]))) for each in ("ErrImagePull", "ImagePullBackOff")
+        str(pod_problem(pod(containers=[container(waiting(each))]), NOW))
+        for each in ("ErrImagePull", "ImagePullBackOff")
     }
     assert len(said) == 1
 
 
 def test_the_worst_of_several_problems_is_shown_and_the_others_are_counted() -> None:
     crash = pod("b", [container(waiting("CrashLoopBackOff"), restarts=3)])
-    assert worst_problem([crash, pod("c", conditions=[NO_NODE])]) == (
+    assert worst_problem([crash, pod("c", conditions=[NO_NODE])], NOW) == (
         "Unschedulable", "pod c: Unschedulable: 0/3 nodes: 3 Insufficient gpu (and 1 more pods with problems)"
     )  # fmt: skip
-    assert worst_problem([]) is None
+    assert worst_problem([], NOW) is None
 
 
 def test_a_long_message_keeps_its_end() -> None:
-    found = pod_problem(pod(conditions=[NO_NODE | {"message": "x" * 1000 + " the reason"}]))
+    found = pod_problem(pod(conditions=[NO_NODE | {"message": "x" * 1000 + " the reason"}]), NOW)
     assert found is not None
     assert str(found).endswith("the reason")
     assert len(str(found)) < 400
@@ -265,3 +346,20 @@ def test_a_problem_of_one_island_is_not_reported_on_the_others(cluster: MemoryCl
     messages = {part.name: part.message for part in RunParts.from_json(told["data"]["parts.json"]).parts}
     assert "cannot be pulled" in messages["sums-island-1"]
     assert "pulled" not in messages["sums-island-2"]
+
+
+def test_a_part_whose_pods_are_replaced_at_once_says_what_the_last_one_ended_by(cluster: MemoryCluster) -> None:
+    running(cluster)
+    pool = cluster.get("StatefulSet", "sums-pool")
+    assert pool is not None
+    cluster.objects.set_status("StatefulSet", "sums-pool", {**pool["status"], "readyReplicas": 0})
+    ended = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no such device"}
+    put_pod(cluster, "sums-pool-0", pod(**ended), set="sums-pool", component="pool")
+    cluster.settle()
+    put_pod(cluster, "sums-pool-0", pod(), set="sums-pool", component="pool")
+    cluster.settle()
+    assert said(cluster, "InferencePoolReady")["reason"] == "PodsNotReady"
+    assert "pod sums-pool-0: UnexpectedAdmissionError: no such device" in said(cluster, "Ready")["message"]
+    cluster.pods_start()
+    cluster.settle()
+    assert "Ready" in holds(cluster)

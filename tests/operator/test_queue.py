@@ -171,6 +171,17 @@ def test_the_workload_is_the_runs_own_with_the_templates_of_its_pods(cluster: Me
     assert not any("kueue" in key for each in cluster.objects.find("StatefulSet") for key in each["metadata"]["labels"])
 
 
+def test_a_priority_that_comes_too_late_is_said(cluster: MemoryCluster, kueue: Kueue) -> None:
+    kueue.quota(5)
+    put(cluster, queuePriority=7, **GPU_RUN)
+    works(kueue)
+    assert "priority" not in said(cluster, "Queued")["message"]
+    put(cluster, queuePriority=9, **GPU_RUN)
+    kueue.settle()
+    assert "priority 7 was admitted and stays; spec.queuePriority 9 counts when" in said(cluster, "Queued")["message"]
+    assert kueue.live["spec"]["priority"] == 7
+
+
 def test_an_admitted_run_has_its_pods_where_the_queue_says(cluster: MemoryCluster, kueue: Kueue) -> None:
     kueue.quota(5)
     put(cluster, **GPU_RUN)

@@ -17,6 +17,7 @@ from servers import ROOT
 from shoal_operator.children import names, pods
 from shoal_operator.children.pods import Container
 from shoal_operator.children.releases import Builder
+from shoal_operator.children.site import Site
 from shoal_operator.reconcile import releases, training_run
 
 POD_KINDS = ("Deployment", "StatefulSet", "Job")
@@ -79,6 +80,35 @@ def test_a_run_that_pins_its_images_is_not_touched_by_another_release(
     cluster.settle()
     assert (cluster.writes, cluster.objects.deleting()) == ([], [])
     assert live_pods(cluster) == before
+
+
+def test_a_lock_that_names_no_earlier_release_replaces_no_pod_of_a_run_that_is_kept(
+    cluster: MemoryCluster, upgrade: Callable[..., None]
+) -> None:
+    first = {image: f"sha256:{number:064d}" for number, image in enumerate(OF_THIS_RELEASE.values())}
+    cluster.site = Site(image_digests=first, image_registry="registry.example")
+    put(cluster, **PARTS)
+    running(cluster, version=2)
+    before = live_pods(cluster)
+    named = {image for each in before.values() for image in images_in(each)}
+    assert all(image.startswith("registry.example/shoal/") and "@sha256:" in image for image in named), named
+    upgrade()
+    later = {image: f"sha256:{number:064x}" for number, image in enumerate(OF_THE_NEXT.values(), 100)}
+    cluster.site = Site(image_digests=later, image_registry="registry.example")
+    cluster.writes.clear()
+    cluster.settle()
+    assert {name: each["spec"] for name, each in live_pods(cluster).items()} == {
+        name: each["spec"] for name, each in before.items()
+    }
+    assert cluster.objects.deleting() == []
+    put(cluster, release=NEXT, **PARTS)
+    at_version(cluster, 3)
+    for _ in range(12):
+        cluster.settle()
+        cluster.pods_start()
+    parts = {name: each for name, each in live_pods(cluster).items() if not name.startswith("Job/")}
+    named = {image for each in parts.values() for image in images_in(each)}
+    assert named <= {f"registry.example/{image}@{digest}" for image, digest in later.items()}, named
 
 
 def test_the_documented_patch_asks_for_this_release() -> None:

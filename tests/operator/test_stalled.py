@@ -215,7 +215,7 @@ def test_a_preparation_whose_pods_are_refused_or_that_waits_is_stalled_by_the_ru
     assert said(cluster, "Stalled")["reason"] == "Waiting"
     assert "other" in said(cluster, "Stalled")["message"]
     put(cluster, progressDeadlineSeconds=60)
-    cluster.refuses_pods["sums-prepare"] = "exceeded quota"
+    cluster.warnings["sums-prepare"] = "FailedCreate", "exceeded quota"
     cluster.settle()
     later(cluster, 120)
     assert said(cluster, "Stalled")["reason"] == "PodsRefused"

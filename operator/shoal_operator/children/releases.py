@@ -66,9 +66,9 @@ class Builder(Generic[Inputs]):
         """The inputs as JSON, the same for the same ones. What is not set is left out: an earlier release then reads them too."""
         return self.inputs.dump_json(inputs, by_alias=True, exclude_unset=True)
 
-    def record(self, inputs: Inputs, text: bytes) -> str:
-        """Base64 of what this release makes of the inputs, with them."""
-        document = {"inputs": json.loads(text), "children": list(self.build(inputs))}
+    def record(self, inputs: Inputs, text: bytes, with_digests: Callable[[Object], Object]) -> str:
+        """Base64 of what this release makes of the inputs, with them, and with the digests of its images."""
+        document = {"inputs": json.loads(text), "children": [with_digests(each) for each in self.build(inputs)]}
         packed = zlib.compress(json.dumps(document, sort_keys=True, separators=(",", ":")).encode(), 9)
         return base64.b64encode(packed).decode()
 

@@ -121,12 +121,33 @@ def _sources(pod: Object) -> list[Object]:
 
 def _pulled(container: Object, site: Site) -> Object:
     """A release's image from the cluster's registry, by its digest: a tag that somebody moved changes no pod."""
-    image = container["image"]
+    pinned = _by_digest(container, site)
+    if pinned is None or site.image_registry is None:
+        return pinned or container
+    return {**pinned, "image": f"{site.image_registry}/{pinned['image']}"}
+
+
+def _by_digest(container: Object, site: Site) -> Object | None:
+    """A container of a release's image, with the digest that it has or that the admin gives; None for one of another image."""
+    image, _, digest = container["image"].partition("@")
     if image.rpartition(":")[0] not in REPOSITORIES:
-        return container
-    digest = site.image_digests.get(image)
-    pinned = image if digest is None else f"{image}@{digest}"
-    return {**container, "image": pinned if site.image_registry is None else f"{site.image_registry}/{pinned}"}
+        return None
+    digest = digest or site.image_digests.get(image, "")
+    return {**container, "image": f"{image}@{digest}" if digest else image}
+
+
+def with_digests(child: Object, site: Site) -> Object:
+    """The child with the digests of its release's images, for the record of what made it: a later lock may name no earlier release."""
+    if child["kind"] not in ("Deployment", "StatefulSet", "Job"):
+        return child
+    spec = child["spec"]
+    pod = spec["template"]["spec"]
+    pinned = {
+        field: [_by_digest(each, site) or each for each in pod[field]]
+        for field in ("initContainers", "containers")
+        if field in pod
+    }
+    return {**child, "spec": {**spec, "template": {**spec["template"], "spec": {**pod, **pinned}}}}
 
 
 def _ephemeral(volume: dict[str, Any], site: Site) -> Object:

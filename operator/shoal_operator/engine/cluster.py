@@ -73,6 +73,9 @@ class Cluster(Protocol):
     def at_site(self, child: Object) -> Object:
         """The child with what the cluster's admin says about all runs; raises ClusterError where it asks for what is not allowed."""
 
+    def with_digests(self, child: Object) -> Object:
+        """The child with the digests of its release's images, where the cluster's admin gives them."""
+
     def get(self, kind: str, name: str) -> Object | None:
         """The live object with its status, or None. An object that is being deleted is still there, with `metadata.deletionTimestamp`."""
 
@@ -89,10 +92,10 @@ class Cluster(Protocol):
         It may cost a request.
         """
 
-    def pods_refused(self, workload: Object) -> str:
-        """What was said last to the controller of a StatefulSet, Deployment or Job whose pods could not be made; empty: nothing is known.
+    def warning_about(self, about: Object, reason: str = "") -> tuple[str, str]:
+        """Reason and words of the newest Warning Event about an object, of one reason where that is given; empty: nothing is known.
 
-        It may cost a request. Ask only for a workload that lacks pods.
+        It may cost a request. Ask only about what is not well: a workload that lacks pods, a pod that does not become ready.
         """
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:

@@ -13,7 +13,7 @@ from typing import Any
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import Addresses
 from shoal_operator.children.names import cluster_addresses
-from shoal_operator.children.site import Site, at_site
+from shoal_operator.children.site import Site, at_site, with_digests
 from shoal_operator.engine.api_server import APPLY_PATCH, MERGE_PATCH, ApiError, ApiServer
 from shoal_operator.engine.cache import Cache
 from shoal_operator.engine.cluster import ClusterError, NotHeard, Object, Result
@@ -38,17 +38,16 @@ MAX_FOREIGN = 1000
 """Foreign objects that are remembered at once; beyond it all are asked for again."""
 
 
-REFUSED_SECONDS = 20.0
-"""How soon the Events of one workload are asked for again. Only those that lack pods are: a hundred such runs cost about ten requests a second."""
+WARNED_SECONDS = 20.0
+"""How soon the Events about one object are asked for again. Only of what is not well: a hundred such runs cost about ten requests a second."""
 
 EVENTS_BUDGET_SECONDS = 3.0
 """For one question about Events, with its retries: a run must not wait long for words that it can do without."""
 
 MAX_EVENTS = 100
-"""Events that are read of one workload; its controller repeats itself in series."""
+"""Events that are read about one object; whoever writes them repeats itself in series."""
 
-REFUSED = "FailedCreate"
-"""Reason of the Events of controllers whose pods, or whose pods' claims, were not admitted."""
+NO_WARNING = ("", "")
 
 
 @dataclass
@@ -73,8 +72,8 @@ class Parts:
     site: Site = field(default_factory=Site)
     missing: Callable[[str, str], bool] = lambda kind, namespace: False
     """Whether the cluster lacks a kind, or its objects in a namespace may not be seen."""
-    refused: dict[str, tuple[float, str]] = field(default_factory=dict)
-    """What controllers were told when they made pods, with the time of reading, by the workload's uid."""
+    warned: dict[str, tuple[float, tuple[str, str]]] = field(default_factory=dict)
+    """The newest Warning about an object, reason and words, with the time of reading, by the object's uid."""
 
 
 class KubernetesCluster:
@@ -95,6 +94,9 @@ class KubernetesCluster:
 
     def at_site(self, child: Object) -> Object:
         return at_site(child, self._parts.site)
+
+    def with_digests(self, child: Object) -> Object:
+        return with_digests(child, self._parts.site)
 
     def get(self, kind: str, name: str) -> Object | None:
         _known(kind)
@@ -127,24 +129,22 @@ class KubernetesCluster:
         self._not_kept()
         return self._parts.classes.read()
 
-    def pods_refused(self, workload: Object) -> str:
+    def warning_about(self, about: Object, reason: str = "") -> tuple[str, str]:
         self._not_kept()
-        refused, now, uid = self._parts.refused, self._parts.foreign.clock(), workload["metadata"]["uid"]
-        read_at, said = refused.get(uid, (float("-inf"), ""))
-        if now - read_at < REFUSED_SECONDS:
+        warned, now, uid = self._parts.warned, self._parts.foreign.clock(), about["metadata"]["uid"]
+        read_at, said = warned.get(uid, (float("-inf"), NO_WARNING))
+        if now - read_at < WARNED_SECONDS:
             return said
-        query: dict[str, str | int] = {
-            "fieldSelector": f"regarding.name={workload['metadata']['name']},reason={REFUSED}",
-            "limit": MAX_EVENTS,
-        }
+        selected = f"regarding.name={about['metadata']['name']},type=Warning" + (f",reason={reason}" if reason else "")
+        query: dict[str, str | int] = {"fieldSelector": selected, "limit": MAX_EVENTS}
         try:
             found = self._api.call("list", EVENT, self.namespace, query=query, budget_seconds=EVENTS_BUDGET_SECONDS)
-            said = refusal(found.get("items", []), uid)
+            said = newest_warning(found.get("items", []), uid)
         except ApiError:
             pass  # away, overloaded, or permissions of an earlier release: what was said last stands, and the reconcile goes on
-        if len(refused) > MAX_FOREIGN:
-            refused.clear()
-        refused[uid] = (self._parts.foreign.clock(), said)
+        if len(warned) > MAX_FOREIGN:
+            warned.clear()
+        warned[uid] = (self._parts.foreign.clock(), said)
         return said
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
@@ -297,15 +297,18 @@ class KubernetesCluster:
         return found
 
 
-def refusal(events: Sequence[Object], uid: str) -> str:
-    """The note of the newest Event about the object of this uid; empty for none. Controllers still write the fields of the older API."""
+def newest_warning(events: Sequence[Object], uid: str) -> tuple[str, str]:
+    """Reason and note of the newest Event about the object of this uid; empty for none. Controllers still write the fields of the older API."""
 
     def newest(event: Object) -> str:
         seen = (event.get("series") or {}).get("lastObservedTime") or event.get("deprecatedLastTimestamp")
         return str(seen or event.get("eventTime") or event["metadata"].get("creationTimestamp") or "")
 
     about = [each for each in events if each.get("regarding", {}).get("uid") == uid]
-    return str(max(about, key=newest).get("note", "")) if about else ""
+    if not about:
+        return NO_WARNING
+    last = max(about, key=newest)
+    return str(last.get("reason") or "Warning"), str(last.get("note") or "")
 
 
 def owns_replicas(live: Object, manager: str) -> bool:

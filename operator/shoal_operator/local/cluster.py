@@ -70,6 +70,9 @@ class LocalCluster:
     def at_site(self, child: Object) -> Object:
         return child
 
+    def with_digests(self, child: Object) -> Object:
+        return child
+
     def get(self, kind: str, name: str) -> Object | None:
         found = self.objects.get(kind, name)
         return found if found is not None else self._neighbours.get(kind, name)
@@ -80,8 +83,8 @@ class LocalCluster:
     def storage_classes(self) -> None:
         return None
 
-    def pods_refused(self, workload: Object) -> str:
-        return ""
+    def warning_about(self, about: Object, reason: str = "") -> tuple[str, str]:
+        return "", ""
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         if kind == "Pod":

@@ -82,6 +82,14 @@ def said_by(job: str, kept: Iterable[LastWords]) -> str:
     return "; ".join(_line(words) for words in first[:NAMED_FIRST])
 
 
+def said_of(component: str, kept: Iterable[LastWords]) -> str:
+    """The newest failure of a component's pods and when it was, in one line; empty for none."""
+    newest = max(
+        (each for each in kept if each.component == component), key=lambda each: each.finished_at, default=None
+    )
+    return f"last failure at {newest.finished_at}: {_line(newest)}" if newest is not None else ""
+
+
 def _line(words: LastWords) -> str:
     code = f"exit code {words.exit_code}" if words.exit_code is not None else ""
     how = ", ".join(filter(None, [words.reason if words.reason != "Error" else "", code, words.signal]))

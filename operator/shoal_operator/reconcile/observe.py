@@ -23,7 +23,7 @@ from shoal_operator.reconcile.components import SEVERAL, ComponentPart, part_sta
 from shoal_operator.reconcile.decisions import is_complete
 from shoal_operator.reconcile.last_words import failed_containers, merged
 from shoal_operator.reconcile.other_runs import Wait, recorded_version, waits_for_others
-from shoal_operator.reconcile.pod_problems import worst_problem
+from shoal_operator.reconcile.pod_problems import pods_problem
 from shoal_operator.reconcile.refused_pods import refused_pods
 
 WITH_PODS = ("Redis", "Discovery", "Orchestrator", "Lighthouse", "Trainer", "Island", "Runner", "Tracker", "Ui")
@@ -210,11 +210,11 @@ def _with_problem(cluster: Cluster, run: str, part: ComponentPart) -> ComponentP
     if part_state(part).ready:
         return part
     of_set = part.name if part.component in SEVERAL else None
-    problem = pods_problem(cluster, run, part.component.lower(), of_set) or refused_pods(cluster, part.workload)
+    problem = component_problem(cluster, run, part.component.lower(), of_set) or refused_pods(cluster, part.workload)
     return ComponentPart(part.component, part.name, part.workload, problem)
 
 
-def pods_problem(cluster: Cluster, run: str, component: str, of_set: str | None = None) -> tuple[str, str] | None:
+def component_problem(cluster: Cluster, run: str, component: str, of_set: str | None = None) -> tuple[str, str] | None:
     """Reason and message of the worst problem of a component's pods; of one StatefulSet's where a run has several parts of the component."""
     labels = names.selector(run, component) if of_set is None else set_selector(of_set, run, component)
-    return worst_problem(cluster.list("Pod", labels))
+    return pods_problem(cluster, cluster.list("Pod", labels))

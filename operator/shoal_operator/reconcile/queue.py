@@ -197,7 +197,7 @@ def turn(
         checks = [each for each in live["status"].get("admissionChecks", ()) if each.get("state") != "Ready"]
         said = "; ".join(f"{each['name']} is {each['state']} {each.get('message', '')}".strip() for each in checks)
         return QueueTurn(True, reason="AdmissionChecks", message=f"quota is reserved; waits for {said or 'admission'}")
-    return QueueTurn(reason="Admitted", message=_admitted(sets, live))
+    return QueueTurn(reason="Admitted", message=_admitted(sets, live, priority))
 
 
 def _pods(sets: Sequence[PodSet]) -> str:
@@ -221,7 +221,7 @@ def _waiting(queue: str, live: Object, now: datetime) -> tuple[str, str]:
     return PENDING, found.get("message") or f"waits for room in queue {queue}"
 
 
-def _admitted(sets: Sequence[PodSet], live: Object) -> str:
+def _admitted(sets: Sequence[PodSet], live: Object, priority: int) -> str:
     admission = live["status"].get("admission") or {}
     counts = {each["name"]: each.get("count") for each in admission.get("podSetAssignments", ())}
     fewer = [
@@ -229,7 +229,10 @@ def _admitted(sets: Sequence[PodSet], live: Object) -> str:
         for each in sets
         if counts.get(each.name, each.count) != each.count
     ]
-    return "; ".join([f"ClusterQueue {admission.get('clusterQueue', '')} admits the run", *fewer])
+    has = live["spec"].get("priority", 0)
+    later = f"priority {has} was admitted and stays; spec.queuePriority {priority} counts when the run is queued again"
+    admits = f"ClusterQueue {admission.get('clusterQueue', '')} admits the run"
+    return "; ".join([admits, *fewer, *([later] if has != priority else [])])
 
 
 def _condition(live: Object, kind: str) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from shoal_operator.reconcile.common import replica_counts
 from shoal_operator.reconcile.last_words import without_secrets
 
 REASON, SUSPENDED = "PodsRefused", "JobSuspended"
-AGAIN_SECONDS = 20.0
-"""How soon to look again at a workload that lacks pods: no event of a watched kind tells that they were refused."""
+FAILED_CREATE = "FailedCreate"
+"""Reason of the Events of controllers whose pods, or whose pods' claims, were not admitted."""
 MOST_TEXT = 500
 
 
@@ -51,6 +51,6 @@ def refused_pods(cluster: Cluster, workload: Object | None) -> tuple[str, str] |
         "",
     )
     if not said and workload["kind"] != "Deployment":
-        said = cluster.pods_refused(workload)
+        _, said = cluster.warning_about(workload, FAILED_CREATE)
     text = " ".join(without_secrets(said).split())
     return (REASON, f"{workload['kind']} {workload['metadata']['name']}: {text[:MOST_TEXT]}") if text else None

@@ -202,7 +202,7 @@ def upgrade_of(
     digest = found["metadata"].get("annotations", {}).get(names.MADE_OF_ANNOTATION, "") if found is not None else ""
     if target == own:
         if own not in records or digest != made_of(own, text):
-            records[own], digest = builder.record(inputs, text), made_of(own, text)
+            records[own], digest = builder.record(inputs, text, cluster.with_digests), made_of(own, text)
         records = {each: records[each] for each in (own, others) if each in records}
     return Upgrade(
         target,

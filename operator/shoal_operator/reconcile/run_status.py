@@ -32,6 +32,7 @@ from shoal_operator.reconcile.components import (
 )
 from shoal_operator.reconcile.decisions import TrainerAttempt
 from shoal_operator.reconcile.island_status import exchanging, islands_status
+from shoal_operator.reconcile.last_words import said_of
 from shoal_operator.reconcile.queue import QueueTurn
 from shoal_operator.reconcile.releases import Upgrade
 from shoal_operator.reconcile.stalled import PAUSED, Stall, stalled_condition
@@ -67,6 +68,8 @@ OF_TRAINER = ("dataset", "islands", "epoch", "loss", "heldOutLoss")
 OF_LEDGER = ("step", "groupsKept", "accepted")
 """Figures that grow and that a restarted orchestrator lacks until it has read the ledger, where it finds the newest version too."""
 WORK: Mapping[Mode, str] = {"Train": "Training", "Generate": "Generating", "SFT": "Training"}
+LABELS = {"InferencePool": "pool", "RelayServer": "relay"}
+"""Labels of components' pods where they are not the component's name."""
 MOST_TEXT = 4000
 """Characters of a condition's message; an API server takes 32,768."""
 
@@ -373,7 +376,10 @@ def _ready(findings: Findings) -> Condition:
         return condition("Ready", False, problem, "; ".join(filter(None, [misfits, doing])))
     state = component_state(missing[0], findings.parts)
     if state.reason in ("Absent", "NotObserved", "PodsNotReady"):
-        return condition("Ready", False, "ComponentsNotReady", _waits_text(findings))
+        # Pods that were ended as a whole are replaced at once: what was said of them is all that there is.
+        before = said_of(LABELS.get(missing[0], missing[0].lower()), findings.last_failures)
+        text = f"{_waits_text(findings)} ({missing[0]}: {before})" if before else _waits_text(findings)
+        return condition("Ready", False, "ComponentsNotReady", text)
     return condition("Ready", False, state.reason, f"{_waits_text(findings)} ({missing[0]}: {state.message})")
 
 

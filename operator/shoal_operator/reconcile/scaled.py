@@ -35,9 +35,8 @@ from shoal_operator.reconcile.common import (
     up_to_date,
     write_status,
 )
-from shoal_operator.reconcile.pod_problems import worst_problem
-from shoal_operator.reconcile.refused_pods import AGAIN_SECONDS as REFUSED_AGAIN_SECONDS
-from shoal_operator.reconcile.refused_pods import lacks_pods, refused_pods
+from shoal_operator.reconcile.pod_problems import pods_problem
+from shoal_operator.reconcile.refused_pods import refused_pods
 from shoal_operator.reconcile.releases import release_mark, upgrade_of
 from shoal_operator.reconcile.volumes import Problem, volumes_condition
 
@@ -46,6 +45,8 @@ REMEMBERED_TEXTS = 512
 
 WAIT_SECONDS = 10.0
 """How soon to look again for a ConfigMap that is not there: one that was copied by hand carries no label, so nothing tells of it."""
+TROUBLE_SECONDS = 20.0
+"""How soon to look again at a workload whose pods lack or are not ready: no event of a watched kind tells of refusals, volumes or probes."""
 FOREIGN_SECONDS = 60.0
 """How soon to look again at the configuration of a run that did not make this object, and so cannot wake it by an annotation."""
 
@@ -135,8 +136,8 @@ def reconcile_scaled(cluster: Cluster, kind: str, name: str) -> float | None:
     write_status(cluster, live, scaled_status(workload) | row.more_status(cluster, found), conditions)
     if waits_for:
         return WAIT_SECONDS
-    if lacks_pods(workload):
-        return REFUSED_AGAIN_SECONDS
+    if next(each for each in conditions if each["type"] == "Progressing")["status"] == "True":
+        return TROUBLE_SECONDS
     well = all(each["status"] == "True" for each in volumes)
     return None if live["metadata"].get("ownerReferences") and well else FOREIGN_SECONDS
 
@@ -155,7 +156,7 @@ def scaled_conditions(
         return [condition("Ready", False, reason, message), condition("Progressing", False, reason, message)]
     reason = "PodsReady" if settled else "PodsNotReady"
     if not settled:
-        problem = worst_problem(cluster.list("Pod", {names.RUN_LABEL: run, names.SET_LABEL: name}))
+        problem = pods_problem(cluster, cluster.list("Pod", {names.RUN_LABEL: run, names.SET_LABEL: name}))
         problem = problem or refused_pods(cluster, workload)
         if problem is not None:
             reason, message = problem[0], f"{message}; {problem[1]}"

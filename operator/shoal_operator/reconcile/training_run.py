@@ -59,7 +59,7 @@ from shoal_operator.reconcile.decisions import (
 )
 from shoal_operator.reconcile.keys import ensure_identity, ensure_tickets, ensure_ui_token
 from shoal_operator.reconcile.last_words import said_by
-from shoal_operator.reconcile.observe import Observed, last_failures, observe, pods_problem, workloads
+from shoal_operator.reconcile.observe import Observed, component_problem, last_failures, observe, workloads
 from shoal_operator.reconcile.offline_filter import FilterState, sample_first
 from shoal_operator.reconcile.other_runs import Wait
 from shoal_operator.reconcile.queue import Quota, Rest, quota_of, rest_of, take, tell_ready, turn
@@ -245,7 +245,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     failures = last_failures(cluster, live, parts, prepared=seen.prepared)
     problem = None
     if not seen.prepared:
-        problem = pods_problem(cluster, name, "prepare") or refused_pods(
+        problem = component_problem(cluster, name, "prepare") or refused_pods(
             cluster, cluster.get("Job", names.prepare(name))
         )
     # Also while something is waited for, or was refused: it is what whoever looks at the page wants to know.

@@ -136,7 +136,7 @@ class ControlPlane:
             },
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
@@ -241,6 +241,9 @@ class ControlPlane:
             "--leader-elect=false",
             "--profiling=false",
             f"--controllers={','.join(CONTROLLERS)}",
+            # The default of 20 requests a second for each controller is for clusters with many of them.
+            "--kube-api-qps=200",
+            "--kube-api-burst=400",
         ]
 
 

@@ -93,9 +93,46 @@ def waiting(reason: str, message: str, restarts: int = 0) -> Play:
     return lambda pod: _status(pod, "Pending", state, ready=False, restarts=restarts)
 
 
-def unschedulable(message: str) -> Play:
+def crashed(reason: str, message: str = "", exit_code: int = 1, restarts: int = 4) -> Play:
+    """The container ends at each start; its last end is in the status."""
+    ended = {"reason": reason, "exitCode": exit_code, "message": message, "startedAt": _SINCE, "finishedAt": _SINCE}
+    state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container"}}
+
+    def play(pod: Object) -> Object:
+        status = _status(pod, "Running", state, ready=False, restarts=restarts)
+        for each in status["containerStatuses"]:
+            each["lastState"] = {"terminated": ended}
+        return status
+
+    return play
+
+
+def evicted(reason: str, message: str) -> Play:
+    """The kubelet ends or refuses the first pod as a whole; containers of those in its place do not come to start."""
+    first: list[str] = []
+    later = waiting("ContainerCreating", "")
+
+    def play(pod: Object) -> Object | None:
+        uid = pod["metadata"]["uid"]
+        first[:] = first or [uid]
+        ended: Object = {"phase": "Failed", "reason": reason, "message": message, "conditions": []}
+        return ended if first == [uid] else later(pod)
+
+    return play
+
+
+def lost(pod: Object) -> Object:
+    """Its node does not answer: the controller of nodes says that the pod is not ready, and all else stays as the kubelet said it last."""
+    status = ready(pod)
+    for each in status["conditions"]:
+        if each["type"] == "Ready":
+            each |= {"status": "False", "lastTransitionTime": "2026-01-01T00:02:00Z"}
+    return status
+
+
+def unschedulable(message: str, reason: str = "Unschedulable") -> Play:
     """No node fits; what the scheduler says of it."""
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
     return lambda pod: {"phase": "Pending", "conditions": [condition]}
 
 

@@ -21,6 +21,7 @@ SECONDS = 30.0
 """Deadline of a call: an API server that was just started on two busy cores may take some."""
 
 SHOAL = "/apis/shoal.dev/v1alpha1"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
 RESOURCES: dict[str, tuple[str, str]] = {
     "Namespace": ("/api/v1", "namespaces"),
@@ -46,6 +47,12 @@ RESOURCES: dict[str, tuple[str, str]] = {
     "ClusterRole": ("/apis/rbac.authorization.k8s.io/v1", "clusterroles"),
     "ClusterRoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "clusterrolebindings"),
     "ResourceQuota": ("/api/v1", "resourcequotas"),
+    "LimitRange": ("/api/v1", "limitranges"),
+    "PriorityClass": ("/apis/scheduling.k8s.io/v1", "priorityclasses"),
+    "RuntimeClass": ("/apis/node.k8s.io/v1", "runtimeclasses"),
+    "ValidatingWebhookConfiguration": (ADMISSION, "validatingwebhookconfigurations"),
+    "ValidatingAdmissionPolicy": (ADMISSION, "validatingadmissionpolicies"),
+    "ValidatingAdmissionPolicyBinding": (ADMISSION, "validatingadmissionpolicybindings"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     "Event": ("/apis/events.k8s.io/v1", "events"),
     "CustomResourceDefinition": ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
@@ -65,6 +72,11 @@ CLUSTER_SCOPED = {
     "Node",
     "PersistentVolume",
     "StorageClass",
+    "PriorityClass",
+    "RuntimeClass",
+    "ValidatingWebhookConfiguration",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
     "ClusterRole",
     "ClusterRoleBinding",
     "CustomResourceDefinition",

@@ -53,11 +53,12 @@ class OperatorProcess(Server):
         loopback: Loopback,
         services: str,
         release: str = "",
+        lease_namespace: str = OPERATOR_NAMESPACE,
     ) -> None:
         address = loopback.address()
         folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "shoal_operator", *scope, "--kubeconfig", str(kubeconfig)]
-        command += ["--lease-namespace", OPERATOR_NAMESPACE, "--bind", address, "--port", str(PORT)]
+        command += ["--lease-namespace", lease_namespace, "--bind", address, "--port", str(PORT)]
         super().__init__(command, address, PORT, folder)
         self.name = name
         self.environment = {

@@ -53,6 +53,9 @@ class SnapshotCluster:
     def at_site(self, child: Object) -> Object:
         return child
 
+    def with_digests(self, child: Object) -> Object:
+        return child
+
     def get(self, kind: str, name: str) -> Object | None:
         self.asked.add((kind, name))
         return self._objects.get((kind, name))
@@ -65,8 +68,8 @@ class SnapshotCluster:
     def storage_classes(self) -> Mapping[str, Object]:
         return self._classes
 
-    def pods_refused(self, workload: Object) -> str:
-        return ""
+    def warning_about(self, about: Object, reason: str = "") -> tuple[str, str]:
+        return "", ""
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         found = [

@@ -14,7 +14,7 @@ from shoal_operator.engine.events import EventRecorder
 from shoal_operator.engine.kinds import Key
 from shoal_operator.engine.kubernetes_cluster import (
     FOREIGN_SECONDS,
-    REFUSED_SECONDS,
+    WARNED_SECONDS,
     Foreign,
     KubernetesCluster,
     Parts,
@@ -197,15 +197,15 @@ def test_a_foreign_object_is_asked_for_and_remembered_for_a_moment_only_when_it_
 @pytest.mark.parametrize("status", [403, 429, 503])
 def test_events_that_cannot_be_read_stop_nothing_and_what_was_said_last_stands(rig: Rig, status: int) -> None:
     workload = {"kind": "StatefulSet", "metadata": {"name": "sums-pool", "uid": "u"}}
-    event = {"metadata": {}, "regarding": {"uid": "u"}, "note": "exceeded quota"}
+    event = {"metadata": {}, "regarding": {"uid": "u"}, "reason": "FailedCreate", "note": "exceeded quota"}
     path = "/apis/events.k8s.io/v1/namespaces/a/events"
     rig.hostile.script(path, Answer(body=json.dumps({"items": [event]}).encode()))
-    assert rig.cluster.pods_refused(workload) == "exceeded quota"
+    assert rig.cluster.warning_about(workload, "FailedCreate") == ("FailedCreate", "exceeded quota")
     rig.hostile.script(path, refusal(status, "Away", Retry_After="60"))
-    rig.now += REFUSED_SECONDS
-    assert rig.cluster.pods_refused(workload) == "exceeded quota"
+    rig.now += WARNED_SECONDS
+    assert rig.cluster.warning_about(workload, "FailedCreate") == ("FailedCreate", "exceeded quota")
     asked = len(rig.hostile.requests(path))
-    assert rig.cluster.pods_refused(workload) == "exceeded quota"
+    assert rig.cluster.warning_about(workload, "FailedCreate") == ("FailedCreate", "exceeded quota")
     assert len(rig.hostile.requests(path)) == asked, "not again so soon"
 
 

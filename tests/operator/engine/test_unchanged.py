@@ -117,7 +117,7 @@ def test_other_inputs_another_owner_and_one_that_was_forgotten_have_nothing_kept
         lambda cluster: cluster.apply_status("TrainingRun", "absent", {}),
         lambda cluster: cluster.read_foreign("ConfigMap", "c"),
         lambda cluster: cluster.run_progress("http://127.0.0.1:1"),
-        lambda cluster: cluster.pods_refused({"metadata": {"name": "x", "uid": "u"}}),
+        lambda cluster: cluster.warning_about({"metadata": {"name": "x", "uid": "u"}}),
     ],
     ids=["time", "apply", "adopt", "delete", "status", "request", "progress", "events"],
 )

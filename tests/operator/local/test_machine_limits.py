@@ -1,5 +1,6 @@
 """What of a TrainingRun one machine cannot do is refused before anything starts; what has no meaning there is left out."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -101,16 +102,18 @@ def view(phase: str, container: ContainerView | None = None, message: str = "") 
 
 def test_a_process_that_keeps_ending_is_a_crashing_pod() -> None:
     ended = ContainerView("trainer", "Waiting", False, 3, 1, "exit code 1", None)
-    problem = pod_problem(pod_object(view("Running", ended), {"shoal.dev/run": "sums"}))
+    problem = pod_problem(pod_object(view("Running", ended), {"shoal.dev/run": "sums"}), datetime.now(UTC))
     assert problem is not None
     assert str(problem) == "pod sums-0: container trainer: ended 3 times, last: exit code 1"
 
 
 def test_a_pod_that_waits_for_a_volume_says_for_which() -> None:
-    problem = pod_problem(pod_object(view("Pending", message="pod sums-0: waits for Secret minio"), {}))
+    problem = pod_problem(
+        pod_object(view("Pending", message="pod sums-0: waits for Secret minio"), {}), datetime.now(UTC)
+    )
     assert problem is not None
     assert "waits for Secret minio" in str(problem)
 
 
 def test_a_pod_that_stops_has_no_problem() -> None:
-    assert pod_problem(pod_object(view("Stopping"), {})) is None
+    assert pod_problem(pod_object(view("Stopping"), {}), datetime.now(UTC)) is None
