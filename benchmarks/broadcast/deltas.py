@@ -56,10 +56,10 @@ class Coded:
             packed = delta.encode(after, before, item_size)
             self.encode_seconds += time.process_time() - started
             self.full_bytes += len(after)
-            self.wire_bytes += len(after) if packed is None else len(packed)
+            self.wire_bytes += len(after) if packed is None else len(packed[1])
             if packed is not None:
                 started = time.process_time()
-                found = delta.decode(packed, before, item_size)
+                found = delta.decode(*packed, before, item_size)
                 self.decode_seconds += time.process_time() - started
                 if found != after:
                     raise RuntimeError("a delta did not come back as it went in")
