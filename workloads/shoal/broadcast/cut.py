@@ -46,8 +46,8 @@ def base_for(
 ) -> DeltaBase | None:
     """What a delta of `record` may be made against: `candidate`, whose digest is `sha256`; None where there can be no delta.
 
-    There is none where all versions go out in full (`anchor_every` 1), where `candidate` is not the version just before, and where it is laid out
-    otherwise: then its bytes are not those of the same weights.
+    There is none where all versions go out in full (`anchor_every` 1), and where `candidate` is not the version just before. Nor is there one where
+    it is laid out otherwise: then its bytes are not those of the same weights.
     """
     if anchor_every == 1 or candidate.version != record.version - 1 or _layout(candidate) != _layout(record):
         return None

@@ -50,7 +50,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Written:
-    """A shard in its part file, the same as a delta beside it where the version has one, and the SHA-256 of its bytes as assembled."""
+    """A shard in its part file, and the SHA-256 of its bytes as assembled. `beside`: the same as a delta, where one lies beside the version."""
 
     index: int
     assembled: str

@@ -260,7 +260,7 @@ class Fetcher:
         return outcome is TransferOutcome.SEALED
 
     def _held_digests(self) -> dict[int, str]:
-        """Finished versions with their digests, but for those that the delta beside a version in full did not come for."""
+        """Finished versions with their digests, without those that the delta beside a version in full did not come for."""
         bases = self._weights.bases()
         return {number: sha256 for number, (_, sha256) in bases.items() if number + 1 not in self._in_full}
 

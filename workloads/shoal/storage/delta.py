@@ -22,7 +22,7 @@ from shoal.storage import sparse
 LEVEL = 1
 """zstd's level: on simulated bf16 weights level 3 saved 0.01 % more, and level -1 took 30 % more bytes."""
 SURELY_SPARSE = 32
-"""Where a sparse delta is so many times smaller than the shard, planes are not tried: they take twice the time, and were larger on every shard of
+"""Where a sparse delta is 32 times smaller than the shard, planes are not tried. They take twice the time, and were larger on every shard of
 benchmarks/broadcast/updates.py."""
 MAX_HEADER_BYTES = 100 << 20  # what the safetensors format allows
 WIDTHS = {"BF16": 2, "F16": 2, "I16": 2, "U16": 2, "F32": 4, "I32": 4, "U32": 4}

@@ -4,9 +4,9 @@ Pure. Weights are taken as integers of their width. Of each changed one there is
 nearly always +1 or -1, since a small update moves a rounded weight to its neighbour. After PULSE (arXiv:2602.03839).
 Called by `delta`, which chooses; the bytes to decode may come from anybody.
 
-Bytes, little-endian: a header (`HEADER`), the bytes before the first and after the last whole weight as they are new, a zstd frame of the gaps,
-the lowest `shift` bits of every gap, packed, and a zstd frame of the differences, zigzag, in byte planes. What is left of a gap is a run of
-bytes 255 and one smaller byte, which are added up. So indices ascend whatever the bytes are, and only the last one can be too large.
+Bytes, little-endian: a header (`HEADER`); the new bytes before the first and after the last whole weight; a zstd frame of the gaps; their lowest
+`shift` bits, packed; a zstd frame of the differences, zigzag, in byte planes. What is left of a gap is a run of bytes 255 and one smaller byte,
+which are added up. So indices ascend whatever the bytes are, and only the last one can be too large.
 """
 
 import struct
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 HEADER = struct.Struct("<BBIIII")
 """Phase, shift, changed weights, bytes of the frame of gaps, of the packed bits, of the frame of differences."""
 MOST_CHANGED = 8
-"""One weight in so many may have changed; beyond that planes are smaller. It also bounds what a reader allocates: about the shard's size again."""
+"""One weight in eight may have changed, no more. It also bounds what a reader allocates: about the shard's size again."""
 LEVEL = 1
 ESCAPE = 255
 MEAN_LEFT = 32
