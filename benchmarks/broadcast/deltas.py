@@ -91,7 +91,7 @@ def speeds() -> dict[str, Any]:
     new = base.copy()
     places = np.unique(chance.integers(0, base.size, int(base.size * SPEED_SHARE)))
     new[places] += chance.choice(np.array([1, 0xFFFF], np.uint16), places.size)
-    before, after = memoryview(base.view(np.uint8)), memoryview(new.view(np.uint8))
+    before, after = base.view(np.uint8).data, new.view(np.uint8).data
     parts = [slice(at, at + SHARD_BYTES) for at in range(0, len(after), SHARD_BYTES)]
     cores = len(os.sched_getaffinity(0))
 

@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ def test_a_frame_that_says_less_than_it_holds_is_refused() -> None:
     ],
     ids=["empty", "rubbish", "half", "short", "longer", "twice", "zeroed"],
 )
-def test_what_is_no_frame_of_this_shard_is_refused(spoil: object) -> None:
+def test_what_is_no_frame_of_this_shard_is_refused(spoil: Callable[[bytes], bytes]) -> None:
     base = _weights(1000)
     with pytest.raises(BadDelta):
         decode("delta", spoil(planes(_step(base), base, 2)), base, 2)
