@@ -164,7 +164,7 @@ class Trained:
         from shoal.training.rollouts import RolloutGroup, Sample
 
         left, right = self._chance.randint(2, 9), self._chance.randint(11, 89)
-        prompt = self._tokenizer(f"5+23=28\\n3+41=44\\n{left}+{right}=", return_tensors="pt").input_ids
+        prompt = self._tokenizer(f"5+23=28\n3+41=44\n{left}+{right}=", return_tensors="pt").input_ids
         with torch.no_grad():
             drawn = self._sampler.generate(
                 prompt, attention_mask=torch.ones_like(prompt), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
@@ -172,7 +172,7 @@ class Trained:
             )  # fmt: skip
         samples = []
         for tokens in drawn.numpy().astype(np.int64):
-            said = self._tokenizer.decode(tokens[prompt.shape[1] :]).split("\\n")[0].strip()
+            said = self._tokenizer.decode(tokens[prompt.shape[1] :]).split("\n")[0].strip()
             reward = float(said == str(left + right))
             samples.append(
                 Sample(
