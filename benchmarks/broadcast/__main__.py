@@ -1,10 +1,11 @@
 """`make bench-broadcast`: ours and its peers over shaped links, deltas, CPU time; benchmarks/results/broadcast.json and a table.
 
-The part https, ours and its peers over TLS, writes benchmarks/results/size.json.
+The parts https (ours and its peers over TLS), updates (deltas of real RL updates) and anchors (who fetches what, over two of them) write
+benchmarks/results/size.json.
 
     python -m benchmarks.broadcast                      a checkpoint of 1 GB; some ten minutes, 2 cores that are otherwise idle
     python -m benchmarks.broadcast --megabytes 100      smaller; start-up times weigh more
-    python -m benchmarks.broadcast --only deltas        a part, or several: links, slow-links, uneven, holders, cpu, deltas, end-to-end, https
+    python -m benchmarks.broadcast --only deltas        a part, or several: see --help
     python -m benchmarks.broadcast --out DIR            write there and not to the checkout's results
 
 Parts that this machine cannot measure (no root, no namespaces, no aria2) are left out with a line; one that fails says so and the others go on. Parts
@@ -20,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
@@ -31,12 +32,14 @@ from shoal.installed import installed
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "broadcast.json"
 PAGE = ROOT / "docs" / "broadcast.md"
-PARTS = ("links", "slow-links", "uneven", "holders", "cpu", "deltas", "end-to-end", "https")
+PARTS = ("links", "slow-links", "uneven", "holders", "cpu", "deltas", "end-to-end", "https", "updates", "anchors")
+OF_SIZE = ("https", "updates", "anchors")
 CACHE = ROOT / ".cache" / "reproduce"
 SLOW_SHARE = 0.4
 """Of size and rates: the same times, with this share of the work for the processors that thirteen hosts have in common."""
 UNEVEN_SHARE = 0.2  # of the checkpoint: at 20 Mb/s a gigabyte would take seven minutes
 HOLDERS_SHARE, CPU_SHARE, END_TO_END_SHARE, HTTPS_SHARE = 0.2, 0.4, 0.25, 0.5  # ratios, which need no gigabyte
+ANCHORS_SHARE, ANCHOR_EVERY, ANCHOR_CLIENTS = 0.032, 4, 2
 DELTA_STEPS = 4
 PEER_SECONDS, PEER_FACTOR = 60.0, 5.0
 """A peer that has not finished after so long, and so many times our time, is not waited for; its figures then are bounds from below."""
@@ -59,14 +62,14 @@ def main() -> None:
     why = network.usable()
     failed = []
     for part in asked.only:
-        if part != "deltas" and why is not None:
+        if part not in ("deltas", "updates") and why is not None:
             print(f"skipped {part}: {why}")
             continue
         print(f"measuring {part}", flush=True)
         started = time.monotonic()
         try:
-            if part == "https":
-                _https(target.with_name("size.json"), int(size * HTTPS_SHARE))
+            if part in OF_SIZE:
+                _to_size(target.with_name("size.json"), part, size)
                 continue
             found |= _part(part, size, peers=not asked.no_peers)
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # TimeoutError is an OSError
@@ -296,28 +299,21 @@ def _deltas() -> dict[str, Any]:
 
 def _end_to_end(size: int) -> dict[str, Any]:
     """A version in full and then its successor as a delta, over the same links."""
-    import numpy as np
-
     from benchmarks.broadcast import links
     from benchmarks.broadcast.ours import Ours
 
     made = links.stage(size)
     try:
         running = Ours(made)
-        rng = np.random.default_rng(0)
-        header = json.dumps({"w": {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}}).encode()
-        weights = ((rng.standard_normal(size // 2, dtype=np.float32) * 0.02).view(np.uint32) >> 16).astype(np.uint16)
+        versions = _versions(size)
         try:
             running.start()
             seconds = []
             for number in range(2):
                 folder = made.folder / "checkpoint"
                 folder.mkdir()
-                with (folder / "model.safetensors").open("wb") as file:
-                    file.write(len(header).to_bytes(8, "little") + header)
-                    file.write(weights.tobytes())
+                (folder / "model.safetensors").write_bytes(next(versions))
                 seconds.append(max(running.broadcast(number, folder).clients))
-                weights ^= (rng.random(weights.size, dtype=np.float32) < 0.05).astype(np.uint16)
             wire = running.wire_bytes(1)
         finally:
             running.close()
@@ -330,14 +326,62 @@ def _end_to_end(size: int) -> dict[str, Any]:
         made.close()
 
 
-def _https(target: Path, size: int) -> None:
+def _to_size(target: Path, part: str, size: int) -> None:
     """The figures go to a file that other benchmarks write to as well."""
-    from benchmarks.broadcast import https
+    from benchmarks.broadcast import deltas, https, updates
 
-    found = https.measure(size)
-    found["https_conditions"] |= _measured_on()
+    if part == "https":
+        found = https.measure(int(size * HTTPS_SHARE))
+        found["https_conditions"] |= _measured_on()
+    elif part == "updates":
+        found = deltas.speeds() | updates.measure()
+    else:
+        found = _anchors(int(size * ANCHORS_SHARE))
     _write(target, _read(target) | found)
     _table(found)
+
+
+def _anchors(size: int) -> dict[str, Any]:
+    """Who fetches what, over two anchors, with clients that hold every version when the next one comes."""
+    from benchmarks.broadcast import links
+    from benchmarks.broadcast.ours import Ours
+
+    made = links.stage(size, (links.CLIENT_MBIT,) * ANCHOR_CLIENTS, 1)
+    try:
+        running = Ours(made, anchor_every=ANCHOR_EVERY)
+        versions = _versions(size)
+        try:
+            running.start()
+            for number in range(2 * ANCHOR_EVERY + 1):
+                folder = made.folder / "checkpoint"
+                folder.mkdir()
+                (folder / "model.safetensors").write_bytes(next(versions))
+                running.broadcast(number, folder)
+            ways = [way for number, way in running.ways() if number > 0]
+        finally:
+            running.close()
+    finally:
+        made.close()
+    return {
+        "full_downloads_by_holders": ways.count("full"),
+        "full_downloads_conditions": {
+            "megabytes": size // 1_000_000, "clients": ANCHOR_CLIENTS, "relays": 1, "anchor_every": ANCHOR_EVERY,
+            "downloads_after_the_first_version": len(ways), "of_deltas": ways.count("delta"), "of_deltas_beside_anchors": ways.count("delta beside"),
+            "run": "publisher, relay's nginx and agent, clients, in network namespaces; made-up weights of which one in twenty changes",
+        },
+    }  # fmt: skip
+
+
+def _versions(size: int) -> Iterator[bytes]:
+    """Safetensors files of one tensor of bfloat16, of which one value in twenty changes each time."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}}).encode()
+    weights = ((rng.standard_normal(size // 2, dtype=np.float32) * 0.02).view(np.uint32) >> 16).astype(np.uint16)
+    while True:
+        yield len(header).to_bytes(8, "little") + header + weights.tobytes()
+        weights ^= (rng.random(weights.size, dtype=np.float32) < 0.05).astype(np.uint16)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -6,16 +6,21 @@ billion parameters, scaled as such models are initialised, moved by AdamW (betas
 partly the same from update to update; simulated, because no such model can be had or trained here. Called by `__main__`.
 """
 
+import hashlib
+import os
 import random
 import time
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.contracts.weights import DeltaEncoding
 from shoal.storage import delta
 
 SHARD_BYTES = 16 << 20
@@ -24,6 +29,7 @@ SHAPES = ((1024, 2048), (1024, 5632))
 PARAMETERS = 1_100_000_000
 """Of the whole model; its bytes are computed from the ratio of the layer."""
 LEARNING_RATE, UPDATES_PER_STEP, BETAS, WARM_UPDATES = 3e-7, 8, (0.9, 0.99), 40
+SPEED_SHARDS, SPEED_SHARE, SPEED_CORES = 64, 0.0033, 8
 SIGNAL = 0.1
 """Share of a gradient's variance that is the same from one update to the next; the rest is sampling noise."""
 
@@ -56,10 +62,10 @@ class Coded:
             packed = delta.encode(after, before, item_size)
             self.encode_seconds += time.process_time() - started
             self.full_bytes += len(after)
-            self.wire_bytes += len(after) if packed is None else len(packed)
+            self.wire_bytes += len(after) if packed is None else len(packed[1])
             if packed is not None:
                 started = time.process_time()
-                found = delta.decode(packed, before, item_size)
+                found = delta.decode(*packed, before, item_size)
                 self.decode_seconds += time.process_time() - started
                 if found != after:
                     raise RuntimeError("a delta did not come back as it went in")
@@ -72,6 +78,63 @@ class Coded:
             "encode_gbps": round(self.full_bytes / max(self.encode_seconds, 1e-9) / 1e9, 3),
             "decode_gbps": round(self.full_bytes / max(self.decode_seconds, 1e-9) / 1e9, 3),
         }
+
+
+def speeds() -> dict[str, Any]:
+    """GB of weights a CPU second, hashing included, of the publisher's and the client's side, over all cores; memory touched before.
+
+    One value of three hundred changed by one step: what the first update at 3e-7 changes of a real model (`updates`).
+    """
+    chance = np.random.default_rng(0)
+    weights = (chance.standard_normal(SHARD_BYTES // 2, dtype=np.float32) * np.float32(0.02)).view(np.uint32)
+    base = np.tile((weights >> np.uint32(16)).astype(np.uint16), SPEED_SHARDS)
+    new = base.copy()
+    places = np.unique(chance.integers(0, base.size, int(base.size * SPEED_SHARE)))
+    new[places] += chance.choice(np.array([1, 0xFFFF], np.uint16), places.size)
+    before, after = base.view(np.uint8).data, new.view(np.uint8).data
+    parts = [slice(at, at + SHARD_BYTES) for at in range(0, len(after), SHARD_BYTES)]
+    cores = len(os.sched_getaffinity(0))
+
+    def pack(part: slice) -> tuple[DeltaEncoding, bytes]:
+        hashlib.sha256(after[part])
+        made = delta.encode(after[part], before[part], 2)
+        if made is None:
+            raise RuntimeError("the delta is no smaller")
+        return made
+
+    def unpack(part: slice, made: tuple[DeltaEncoding, bytes]) -> memoryview:
+        found = delta.decode(*made, before[part], 2)
+        hashlib.sha256(found)
+        return found
+
+    def check(part: slice, made: tuple[DeltaEncoding, bytes]) -> None:
+        if not np.array_equal(np.frombuffer(unpack(part, made), np.uint8), np.frombuffer(after[part], np.uint8)):
+            raise RuntimeError("a delta did not come back as it went in")
+
+    with ThreadPoolExecutor(cores) as pool:
+        made = list(pool.map(pack, parts))
+        list(pool.map(check, parts, made))
+        seconds = []
+        for call, given in ((pack, (parts,)), (unpack, (parts, made))):
+            started, cpu = time.monotonic(), time.process_time()
+            for _ in pool.map(call, *given):
+                pass
+            seconds += [time.process_time() - cpu, time.monotonic() - started]
+    gigabytes = len(after) / 1e9
+    encode, decode = gigabytes / seconds[0], gigabytes / seconds[2]
+    return {
+        "delta_encode_gb_a_second_core": round(encode, 3),
+        "delta_decode_gb_a_second_core": round(decode, 3),
+        "delta_encode_seconds_65gb": round(65.5 / encode / SPEED_CORES, 1),
+        "delta_decode_seconds_65gb": round(65.5 / decode / SPEED_CORES, 1),
+        "delta_speed_conditions": {
+            "gigabytes": round(gigabytes, 2), "codings": sorted({coding for coding, _ in made}), "changed_values": SPEED_SHARE,
+            "item": "bfloat16, made up", "included": "SHA-256 of each shard as assembled",
+            "seconds_65gb": f"by arithmetic, over {SPEED_CORES} cores", "threads": cores,
+            "here_seconds": {"encode": round(seconds[1], 2), "decode": round(seconds[3], 2)},
+            "load_1_min": round(os.getloadavg()[0], 1),
+        },
+    }  # fmt: skip
 
 
 def demo(cache: Path, steps: int) -> dict[str, dict[str, float]]:

@@ -187,6 +187,12 @@ class Ours:
         folder = self._home(self._stage.origin) / "www" / "versions" / keys.version_name(version)
         return sum(path.stat().st_size for path in folder.glob("*.bin"))
 
+    def ways(self) -> list[tuple[int, str]]:
+        """Each version that a client finished, and how it came: `full`, `delta`, or `delta beside` a version in full."""
+        lines = [line for client in self._stage.clients for line in (self._home(client) / "fetch.log").open()]
+        ended = [json.loads(line) for line in lines if '"fetch ended"' in line]
+        return [(each["version"], each["way"]) for each in ended if each["outcome"] == "sealed"]
+
     def close(self) -> None:
         self._stage.network.stop_all()
         for agent in self._agents:

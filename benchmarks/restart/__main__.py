@@ -140,7 +140,7 @@ def unpack_rate() -> float:
     if packed is None:
         raise RuntimeError("the delta is no smaller")
     before = base.tobytes()
-    return 8 * base.nbytes / seconds(lambda: [delta.decode(packed, before, 2) for _ in range(8)])
+    return 8 * base.nbytes / seconds(lambda: [delta.decode(*packed, before, 2) for _ in range(8)])
 
 
 def start_seconds() -> float:

@@ -91,11 +91,83 @@ def test_versions_travel_as_deltas_arrive_as_checkpoints_and_whole_chains_are_ke
     wait_until("the old chain to go", lambda: place.relay.versions() == place.origin.versions() == [4, 5], 60)
     place.fetched(late, 5)
     assert late.held()[-1] == 5
+    # Who had the version before the anchor took the delta beside it, though it was asked for the one after.
+    assert late.log("fetch").count("delta beside") == 1
 
     # The same from the store, for validators.
     copy = materialise(place.origin.store, 3, place.origin.home / "copy", RUN, run_keys.trainer.public)
     assert copy.version == 3
     assert (place.origin.home / "copy" / "model.safetensors").read_bytes() == trained(3, SIZE)["model.safetensors"]
+
+
+def test_nobody_who_holds_the_version_before_an_anchor_downloads_it_in_full(place: Place, run_keys: Keys) -> None:
+    for version in range(4):
+        place.publish(version)
+    wait_until("the chain on the relay", lambda: place.relay.versions() == [0, 1, 2, 3], 60)
+    watched = place.pods.odd_relay(place.relay.home / "www", lambda _, body: body)
+    holder, stranger = place.pods.client(), place.pods.client()
+    holder.agent.say(relays=[watched.url], latest_version=3)
+    holder.run()
+    wait_until("version 3", lambda: holder.held() == [3], 60)
+    store = place.origin.store
+    materialise(store, 3, place.origin.home / "v000003", RUN, run_keys.trainer.public)
+    watched.asked.clear()
+    place.publish(4)
+    holder.agent.say(latest_version=4)
+    wait_until("the anchor at its holder", lambda: 4 in holder.held(), 60)
+    assert holder.files(4) == trained(4, SIZE)
+    record = _record(place.origin, 4)
+    assert record.beside is not None
+    assert (record.encoding, record.beside.version) == ("full", 3)
+    taken = {path for path, _ in watched.asked if path.endswith(".bin")}
+    assert taken == {keys.version_shard(4, index, beside=True) for index in range(record.shard_count)}
+    folder = place.origin.home / "www" / "versions" / "v000004"
+    assert sum(path.stat().st_size for path in folder.glob("beside-*.bin")) < _total(4) / 5
+
+    # Who holds nothing takes the version in full, and no delta.
+    wait_until("all of the anchor", lambda: (place.relay.home / "www/versions/v000004/weights.json").exists(), 60)
+    watched.asked.clear()
+    stranger.agent.say(relays=[watched.url], latest_version=4)
+    stranger.run()
+    wait_until("the anchor at a stranger", lambda: stranger.held() == [4], 60)
+    assert stranger.files(4) == trained(4, SIZE)
+    taken = {path for path, _ in watched.asked if path.endswith(".bin")}
+    assert taken == {keys.version_shard(4, index) for index in range(record.shard_count)}
+
+    # A validator that has the version before makes it from the delta alone: the shards in full may be gone.
+    for index in range(record.shard_count):
+        store.delete(keys.version_shard(4, index))
+    materialise(store, 4, place.origin.home / "v000004", RUN, run_keys.trainer.public)
+    assert (place.origin.home / "v000004" / "model.safetensors").read_bytes() == trained(4, SIZE)["model.safetensors"]
+
+
+def test_a_holder_whose_delta_beside_an_anchor_is_lost_takes_the_anchor_in_full(place: Place) -> None:
+    for version in range(4):
+        place.publish(version)
+    wait_until("the chain on the relay", lambda: place.relay.versions() == [0, 1, 2, 3], 60)
+    www = place.relay.home / "www"
+    lost = place.pods.odd_relay(www, lambda path, body: None if "beside-00003.bin" in path else body)
+    client = place.pods.client()
+    client.agent.say(relays=[lost.url], latest_version=3)
+    client.run()
+    wait_until("version 3", lambda: client.held() == [3], 60)
+    place.publish(4)
+    client.agent.say(latest_version=4)
+    wait_until("the anchor", lambda: 4 in client.held(), 150)  # after STALL_SECONDS without news
+    assert client.files(4) == trained(4, SIZE)
+
+
+def test_a_new_trainer_pod_restores_the_delta_beside_an_anchor(place: Place) -> None:
+    for version in range(5):
+        place.publish(version)
+    folder = place.origin.home / "www" / "versions"
+    before = {path.name: path.read_bytes() for path in (folder / "v000004").iterdir()}
+    assert "beside.json" in before
+    place.origin.kill("publisher")
+    shutil.rmtree(folder)
+    place.origin.start("publisher", PUBLISHER)
+    wait_until("the anchor at the origin", lambda: (folder / "v000004" / "weights.json").exists(), 60)
+    assert {path.name: path.read_bytes() for path in (folder / "v000004").iterdir()} == before
 
 
 def test_a_client_killed_on_its_way_along_a_chain_goes_on_from_the_step_it_had(place: Place) -> None:

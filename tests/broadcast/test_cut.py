@@ -60,27 +60,38 @@ def _record(version: int, size: int = 150, shard: int = 100) -> VersionOpen:
 
 
 def test_a_version_is_a_delta_against_the_one_before_it() -> None:
-    base = cut.base_for(_record(7), _record(6), "6" * 64, 2, anchor_every=8, chain_bytes=149)
+    base = cut.base_for(_record(7), _record(6), "6" * 64, 2, anchor_every=8)
     assert base == DeltaBase(version=6, sha256="6" * 64, item_size=2)
+    assert not cut.is_anchor(_record(7), anchor_every=8, chain_bytes=149)
     delta = cut.as_delta(_record(7), base)
     assert (delta.encoding, delta.base, delta.files) == ("delta", base, _record(7).files)
 
 
 @pytest.mark.parametrize(
-    ("record", "candidate", "anchor_every", "chain_bytes"),
+    ("record", "candidate", "anchor_every"),
     [
-        (_record(8), _record(7), 8, 0),
-        (_record(0), None, 8, 0),
-        (_record(7), None, 8, 0),
-        (_record(7), _record(5), 8, 0),
-        (_record(7), _record(6, size=151), 8, 0),
-        (_record(7), _record(6, shard=90), 8, 0),
-        (_record(7), _record(6), 1, 0),
-        (_record(7), _record(6), 8, 150),
+        (_record(7), _record(5), 8),
+        (_record(7), _record(6, size=151), 8),
+        (_record(7), _record(6, shard=90), 8),
+        (_record(7), _record(6), 1),
     ],
-    ids=["anchor", "first", "no base", "old base", "other sizes", "other shards", "switched off", "large deltas"],
+    ids=["old base", "other sizes", "other shards", "switched off"],
 )
-def test_a_version_is_published_in_full(
-    record: VersionOpen, candidate: VersionOpen | None, anchor_every: int, chain_bytes: int
-) -> None:
-    assert cut.base_for(record, candidate, "6" * 64, 2, anchor_every=anchor_every, chain_bytes=chain_bytes) is None
+def test_a_version_has_no_delta(record: VersionOpen, candidate: VersionOpen, anchor_every: int) -> None:
+    assert cut.base_for(record, candidate, "6" * 64, 2, anchor_every=anchor_every) is None
+
+
+@pytest.mark.parametrize(("version", "chain_bytes"), [(8, 0), (7, 150)], ids=["every eighth", "large deltas"])
+def test_an_anchor_goes_out_in_full_with_its_delta_beside_it(version: int, chain_bytes: int) -> None:
+    record = _record(version)
+    assert cut.is_anchor(record, anchor_every=8, chain_bytes=chain_bytes)
+    base = cut.base_for(record, _record(version - 1), "6" * 64, 2, anchor_every=8)
+    assert base is not None
+    both = cut.with_delta_beside(record, base)
+    assert (both.encoding, both.base, both.beside) == ("full", None, base)
+    sealed = cut.manifest(both, "model", "5" * 64, ["1" * 64, "2" * 64], ["3" * 64, "4" * 64])
+    assert (sealed.sent(beside=False), sealed.sent(beside=True)) == (["1" * 64, "2" * 64], ["3" * 64, "4" * 64])
+    with pytest.raises(ValueError, match="0 shard digests for 2 shards"):
+        cut.manifest(both, "model", "5" * 64, ["1" * 64, "2" * 64])
+    with pytest.raises(ValueError, match="1 shard digests for 0 shards"):
+        cut.manifest(record, "model", "5" * 64, ["1" * 64, "2" * 64], ["3" * 64])

@@ -66,7 +66,7 @@ def test_saving_sends_twelve_bytes_a_parameter_through_the_store_s_line() -> Non
 
 
 def test_a_version_is_written_cut_and_stored_side_by_side() -> None:
-    full, stored = 20e9, (20e9 + 7 * 1e9) / 8
+    full, stored = 20e9, 20e9 / 8 + 1e9
     assert publish_seconds(RUN, AROUND) == pytest.approx(full / 0.2e9)
     slow = replace(AROUND, store_mbit=100)
     assert publish_seconds(RUN, slow) == pytest.approx(stored * 8 / 100e6)
@@ -152,7 +152,7 @@ def test_a_validator_fills_the_share_that_is_planned_with() -> None:
 
 @pytest.mark.parametrize(
     ("kept", "every", "full", "deltas"),
-    [(5, 8, 2, 7), (5, 1, 5, 0), (2, 8, 2, 7), (9, 8, 2, 7), (10, 8, 3, 14), (5, 2, 3, 2)],
+    [(5, 8, 2, 9), (5, 1, 5, 0), (2, 8, 2, 9), (9, 8, 2, 9), (10, 8, 3, 17), (5, 2, 3, 5)],
 )
 def test_served_versions_reach_down_to_the_anchor_below_the_oldest(
     kept: int, every: int, full: int, deltas: int

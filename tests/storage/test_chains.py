@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from samples import DIGEST, RUN
 from shoal.contracts.weights import CheckpointFile, DeltaBase, VersionOpen
-from shoal.storage.chains import BrokenDeltas, closure, must_keep, next_wanted, plan
+from shoal.storage.chains import BrokenDeltas, against, closure, must_keep, next_wanted, plan
 
 
 def record(version: int, base: int | None) -> VersionOpen:
@@ -80,3 +80,30 @@ def test_every_kept_version_can_be_reached_from_what_is_kept(newest: int, anchor
 def test_a_base_that_is_gone_ends_the_chain() -> None:
     assert closure({5: 4}, [5]) == {4, 5}
     assert must_keep({5: 4}, 3) == {5}
+
+
+def _beside(version: int) -> VersionOpen:
+    base = DeltaBase(version=version - 1, sha256=DIGEST, item_size=2)
+    return VersionOpen.model_validate({**record(version, None).model_dump(), "beside": base})
+
+
+def test_who_has_the_version_before_an_anchor_needs_nothing_else() -> None:
+    read = {8: _beside(8), 9: record(9, 8)}
+    assert next_wanted(read, {7}, 9) is None
+    assert plan(read, {7}, 9) == plan(read, set(), 9) == plan(read, {6}, 9) == [8, 9]
+    assert against(read[8], {7}) == read[8].beside
+    assert against(read[8], {6}) is None
+    assert against(read[9], set()) == read[9].base
+
+
+@pytest.mark.parametrize("base", [8, 9])
+def test_a_delta_beside_a_version_is_against_an_older_one(base: int) -> None:
+    of = DeltaBase(version=base, sha256=DIGEST, item_size=2)
+    with pytest.raises(ValueError, match=f"version 8 cannot be a delta against version {base}"):
+        VersionOpen.model_validate({**record(8, None).model_dump(), "beside": of})
+
+
+def test_a_delta_has_no_delta_beside_it() -> None:
+    of = DeltaBase(version=6, sha256=DIGEST, item_size=2)
+    with pytest.raises(ValueError, match="a delta has no second delta beside it"):
+        VersionOpen.model_validate({**record(7, 6).model_dump(), "beside": of})

@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.contracts.weights import DeltaEncoding
 from shoal.storage import delta
-from shoal.storage.delta import BadDelta, decode, encode
+from shoal.storage.delta import BadDelta, decode, encode, planes
 
 SIZES = st.sampled_from([1, 2, 4])
 
@@ -35,8 +37,10 @@ def test_any_shard_of_compressible_change_comes_back(base: bytes, changed_at: in
         new[changed_at % len(new)] ^= 0x5A
     made = encode(bytes(new), base * 20, item_size)
     if made is not None:
-        assert len(made) < len(new)
-        assert bytes(decode(made, base * 20, item_size)) == bytes(new)
+        assert len(made[1]) < len(new)
+        assert bytes(decode(*made, base * 20, item_size)) == bytes(new)
+    in_planes = planes(bytes(new), base * 20, item_size)
+    assert bytes(decode("delta", in_planes, base * 20, item_size)) == bytes(new)
 
 
 @pytest.mark.parametrize("item_size", [1, 2, 4])
@@ -46,17 +50,26 @@ def test_bytes_after_the_last_whole_item_are_kept(item_size: int, odd: int) -> N
     new = _step(base[:1000]) + b"y" * odd
     made = encode(new, base, item_size)
     assert made is not None
-    assert bytes(decode(made, base, item_size)) == new
+    assert bytes(decode(*made, base, item_size)) == new
 
 
-def test_a_twentieth_of_bf16_values_changed_makes_it_ten_times_smaller() -> None:
+def test_a_twentieth_of_bf16_values_changed_makes_it_ten_times_smaller_in_planes_and_twenty_sparse() -> None:
     base = _weights(1 << 18)
     new = _step(base)
-    planes, mixed = encode(new, base, 2), encode(new, base, 1)
-    assert planes is not None
-    assert mixed is not None
-    assert len(planes) < len(new) / 10
-    assert len(planes) < len(mixed)
+    assert len(planes(new, base, 2)) < min(len(new) / 10, len(planes(new, base, 1)))
+    made = encode(new, base, 2)
+    assert made is not None
+    assert made[0] == "sparse"
+    assert len(made[1]) < len(new) / 20
+
+
+def test_many_changes_make_planes() -> None:
+    base = _weights(1 << 12)
+    new = _step(base, share=0.5)
+    made = encode(new, base, 2)
+    assert made is not None
+    assert made == ("delta", planes(new, base, 2))
+    assert bytes(decode(*made, base, 2)) == new
 
 
 def test_what_does_not_get_smaller_is_no_delta() -> None:
@@ -77,9 +90,9 @@ def test_a_bomb_is_refused_with_little_memory() -> None:
     silent = zstandard.ZstdCompressor(level=1, write_content_size=False).compress(bytes(1 << 24))
     tracemalloc.start()
     with pytest.raises(BadDelta, match="says that it unpacks to 1073741824 bytes, the shard has 65536"):
-        decode(honest, base, 2)
+        decode("delta", honest, base, 2)
     with pytest.raises(BadDelta, match="the delta says that it unpacks to"):
-        decode(silent, base, 2)
+        decode("delta", silent, base, 2)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
@@ -91,7 +104,7 @@ def test_a_frame_that_says_less_than_it_holds_is_refused() -> None:
     at = bytes(larger).index((2000 - 256).to_bytes(2, "little"))  # two-byte sizes are written less 256
     larger[at : at + 2] = (1000 - 256).to_bytes(2, "little")
     with pytest.raises(BadDelta):
-        decode(bytes(larger), base, 2)
+        decode("delta", bytes(larger), base, 2)
 
 
 @pytest.mark.parametrize(
@@ -107,25 +120,22 @@ def test_a_frame_that_says_less_than_it_holds_is_refused() -> None:
     ],
     ids=["empty", "rubbish", "half", "short", "longer", "twice", "zeroed"],
 )
-def test_what_is_no_frame_of_this_shard_is_refused(spoil: object) -> None:
+def test_what_is_no_frame_of_this_shard_is_refused(spoil: Callable[[bytes], bytes]) -> None:
     base = _weights(1000)
-    made = encode(_step(base), base, 2)
-    assert made is not None
     with pytest.raises(BadDelta):
-        decode(spoil(made), base, 2)
+        decode("delta", spoil(planes(_step(base), base, 2)), base, 2)
 
 
 def test_a_delta_of_another_size_is_refused() -> None:
-    made = encode(_step(_weights(1000)), _weights(1000), 2)
-    assert made is not None
+    made = planes(_step(_weights(1000)), _weights(1000), 2)
     with pytest.raises(BadDelta, match="the delta says that it unpacks to 2000 bytes, the shard has 1998"):
-        decode(made, _weights(999), 2)
+        decode("delta", made, _weights(999), 2)
 
 
-@given(st.binary(max_size=300), SIZES)
-def test_no_bytes_crash_the_reader(data: bytes, item_size: int) -> None:
+@given(st.sampled_from(["delta", "sparse"]), st.binary(max_size=300), SIZES)
+def test_no_bytes_crash_the_reader(encoding: DeltaEncoding, data: bytes, item_size: int) -> None:
     try:
-        assert len(decode(data, bytes(64), item_size)) == 64
+        assert len(decode(encoding, data, bytes(64), item_size)) == 64
     except BadDelta:
         pass
 

@@ -159,7 +159,7 @@ class Chain:
         for index in range(opening.shard_count):
             start, end = opening.shard_bounds(index)
             packed = encode(after[start:end], before[start:end], 2)
-            data, encoding = (after[start:end], "full") if packed is None else (packed, "delta")
+            encoding, data = ("full", after[start:end]) if packed is None else packed
             digests.append(hashlib.sha256(data).hexdigest())
             descriptor = ShardDescriptor(
                 run=RUN, version=version, index=index, size=len(data), sha256=digests[-1], encoding=encoding

@@ -13,7 +13,7 @@ from shoal.broadcast.documents import Documents
 from shoal.broadcast.download import Downloader
 from shoal.broadcast.pieces import WantedVersion
 from shoal.broadcast.sources import Sources
-from shoal.contracts.weights import VersionOpen
+from shoal.contracts.weights import DeltaBase, VersionOpen
 from shoal.storage import chains
 
 WAIT_SECONDS = 60.0
@@ -41,10 +41,19 @@ def find_way(
             telemetry.get_logger().warning("no relay has an opening record", version=number, wanted=wanted.version)
             return None
         records[number] = record
-        if record.base is not None and held.get(record.base.version) == record.base.sha256:
-            usable.add(record.base.version)
+        usable |= _usable(record, held)
         number = chains.next_wanted(records, usable, wanted.version)
     return [records[number] for number in chains.plan(records, usable, wanted.version)]
+
+
+def against(record: VersionOpen, held: Mapping[int, str]) -> DeltaBase | None:
+    """What this version is made from, where `held` are the finished versions with their digests; None: from nothing, in full."""
+    return chains.against(record, _usable(record, held))
+
+
+def _usable(record: VersionOpen, held: Mapping[int, str]) -> set[int]:
+    bases = (record.base, record.beside)
+    return {base.version for base in bases if base is not None and held.get(base.version) == base.sha256}
 
 
 def _read(documents: Documents, keep_on: Callable[[float], bool], wait_seconds: float) -> VersionOpen | None:

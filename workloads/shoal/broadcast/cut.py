@@ -6,7 +6,15 @@ the sealing manifest. Called by `publishing`, which does the reading and writing
 
 from collections.abc import Sequence
 
-from shoal.contracts.weights import CheckpointFile, DeltaBase, Encoding, ShardDescriptor, VersionOpen, WeightsManifest
+from shoal.contracts.weights import (
+    CheckpointFile,
+    DeltaBase,
+    DeltaEncoding,
+    Encoding,
+    ShardDescriptor,
+    VersionOpen,
+    WeightsManifest,
+)
 from shoal.crypto.canonical import document_digest
 
 MAX_SHARDS = 99_999  # shard names have five digits
@@ -34,27 +42,25 @@ def opening_record(run: str, version: int, files: Sequence[CheckpointFile], shar
 
 
 def base_for(
-    record: VersionOpen,
-    candidate: VersionOpen | None,
-    sha256: str,
-    item_size: int,
-    *,
-    anchor_every: int,
-    chain_bytes: int,
+    record: VersionOpen, candidate: VersionOpen, sha256: str, item_size: int, *, anchor_every: int
 ) -> DeltaBase | None:
-    """The base for a delta of `record`, or None to publish it in full.
+    """What a delta of `record` may be made against: `candidate`, whose digest is `sha256`; None where there can be no delta.
 
-    In full: every `anchor_every`-th version, so that no chain is longer; when the deltas of its chain (`chain_bytes`, this one included) would be as
-    large as a version in full: a client without a base must fetch them all; and whenever the version just before it is not at hand
-    (`candidate`, its digest `sha256`) or is laid out otherwise: then its bytes are not those of the same weights.
+    There is none where all versions go out in full (`anchor_every` 1), and where `candidate` is not the version just before. Nor is there one where
+    it is laid out otherwise: then its bytes are not those of the same weights.
     """
-    if chain_bytes >= max(1, record.total_size):
-        return None
-    if candidate is None or record.version % anchor_every == 0 or candidate.version != record.version - 1:
-        return None
-    if _layout(candidate) != _layout(record):
+    if anchor_every == 1 or candidate.version != record.version - 1 or _layout(candidate) != _layout(record):
         return None
     return DeltaBase(version=candidate.version, sha256=sha256, item_size=item_size)
+
+
+def is_anchor(record: VersionOpen, *, anchor_every: int, chain_bytes: int) -> bool:
+    """Whether `record` goes out in full, and its delta beside it for who has the version before.
+
+    So goes every `anchor_every`-th version, so that no chain is longer; and one whose chain of deltas (`chain_bytes`, this one included) would be as
+    large as a version in full: a client without a base must fetch them all.
+    """
+    return record.version % anchor_every == 0 or chain_bytes >= max(1, record.total_size)
 
 
 def _layout(record: VersionOpen) -> tuple[object, ...]:
@@ -66,17 +72,31 @@ def as_delta(record: VersionOpen, base: DeltaBase) -> VersionOpen:
     return VersionOpen.model_validate({**record.model_dump(), "encoding": "delta", "base": base})
 
 
-def descriptor(record: VersionOpen, index: int, size: int, sha256: str, encoding: Encoding = "full") -> ShardDescriptor:
+def with_delta_beside(record: VersionOpen, base: DeltaBase) -> VersionOpen:
+    """The same version, to be published in full, and as a delta against `base` beside it."""
+    return VersionOpen.model_validate({**record.model_dump(), "beside": base})
+
+
+def descriptor(
+    record: VersionOpen, index: int, size: int, sha256: str, encoding: Encoding | DeltaEncoding = "full"
+) -> ShardDescriptor:
     """The descriptor of shard `index`, whose bytes as they travel are `size` many and have the digest `sha256`."""
     return ShardDescriptor(
         run=record.run, version=record.version, index=index, size=size, sha256=sha256, encoding=encoding
     )
 
 
-def manifest(record: VersionOpen, model: str, sha256: str, shard_sha256s: Sequence[str]) -> WeightsManifest:
-    """The document that seals the version: its digest, that of the opening record, and of every shard in order as it travels."""
-    if len(shard_sha256s) != record.shard_count:
-        raise ValueError(f"{len(shard_sha256s)} shard digests for {record.shard_count} shards")
+def manifest(
+    record: VersionOpen, model: str, sha256: str, shard_sha256s: Sequence[str], beside: Sequence[str] = ()
+) -> WeightsManifest:
+    """The document that seals the version: its digest, that of the opening record, and of every shard in order as it travels.
+
+    `beside`: digests of the shards of the delta beside it, where there is one.
+    """
+    for given, expected in ((shard_sha256s, True), (beside, record.beside is not None)):
+        count = record.shard_count if expected else 0
+        if len(given) != count:
+            raise ValueError(f"{len(given)} shard digests for {count} shards")
     return WeightsManifest(
         run=record.run,
         version=record.version,
@@ -84,4 +104,5 @@ def manifest(record: VersionOpen, model: str, sha256: str, shard_sha256s: Sequen
         sha256=sha256,
         open_digest=document_digest(record),
         shards=list(shard_sha256s),
+        beside=list(beside) or None,
     )

@@ -63,14 +63,13 @@ class Documents:
         return True
 
     def sealing(self, record: VersionOpen) -> Signed[WeightsManifest] | None:
-        """`weights.json`; raises `OtherOpening` when it seals another record."""
-        return self._any(
-            "weights.json", pieces.MAX_MANIFEST_BYTES, lambda data: pieces.read_manifest(data, self._wanted, record)
-        )
+        """The seal; raises `OtherOpening` when it seals another record."""
+        name = keys.seal_name(beside=self._wanted.beside)
+        return self._any(name, pieces.MAX_MANIFEST_BYTES, lambda data: pieces.read_manifest(data, self._wanted, record))
 
     def descriptor(self, source: str, record: VersionOpen, index: int) -> Signed[ShardDescriptor]:
         """From this source; raises as `Downloader.document`, or `BadPiece`."""
-        path = keys.version_descriptor(record.version, index)
+        path = keys.version_descriptor(record.version, index, beside=self._wanted.beside)
         data = self._downloader.document(source, path, pieces.MAX_DESCRIPTOR_BYTES)
         return pieces.read_descriptor(data, self._wanted, record, index)
 

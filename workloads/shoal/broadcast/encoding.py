@@ -1,8 +1,8 @@
 """Shards of a version on their way to `www/`: read from the checkpoint's files, as they are or as a delta, written to part files side by side.
 
 In: the opening record and the folders of the version and of its base. Out: one `Written` a shard, as soon as its bytes are in a part file. Each
-byte is hashed once as assembled, and once more only as part of a delta. Memory is bounded by a few shards for a delta and by a few buffers for a
-full version. Called by `publishing`.
+byte is hashed once as assembled, and once more only as part of a delta. An anchor and the delta beside it are written in one pass. Memory is bounded
+by three shards a core for a delta and by a few buffers for a full version. Called by `publishing`.
 """
 
 import hashlib
@@ -16,14 +16,14 @@ from pathlib import Path
 from prometheus_client import Counter
 
 from shoal.broadcast import cut
-from shoal.contracts.weights import Encoding, VersionOpen
+from shoal.contracts.weights import DeltaEncoding, Encoding, VersionOpen
 from shoal.storage import delta
 from shoal.storage.checkpoint_files import WrongWeights, extents, read_shard
 
 COPY_BYTES = 4 << 20
-ENCODERS = 3
-"""Shards of a delta in hand: each once new, once base, once packed. zstd and XOR leave the interpreter free."""
 MOST_COPIERS = 8
+MOST_ENCODERS = 16
+"""Shards of a delta in hand at most: each is there once new, once as the base, and half of it again while places of changes are looked for."""
 
 FULL_BYTES = Counter("shoal_origin_stream_bytes_total", "Bytes of published versions, assembled.")
 WIRE_BYTES = Counter("shoal_origin_wire_bytes_total", "Bytes of published versions, as sent.")
@@ -34,33 +34,53 @@ def copiers() -> int:
     return max(2, min(MOST_COPIERS, len(os.sched_getaffinity(0)) // 4))
 
 
-@dataclass(frozen=True)
-class Written:
-    """A shard in its part file: bytes and SHA-256 as it travels, and the SHA-256 of its bytes as assembled."""
+def encoders() -> int:
+    """Threads for a delta: one for each core that this process may run on. NumPy, zstd and SHA-256 leave the interpreter free."""
+    return max(2, min(MOST_ENCODERS, len(os.sched_getaffinity(0))))
 
-    index: int
+
+@dataclass(frozen=True)
+class Sent:
+    """Bytes in a part file, as they travel: how many, their SHA-256, and what they are."""
+
     size: int
     sha256: str
-    encoding: Encoding
+    encoding: Encoding | DeltaEncoding
+
+
+@dataclass(frozen=True)
+class Written:
+    """A shard in its part file, and the SHA-256 of its bytes as assembled. `beside`: the same as a delta, where one lies beside the version."""
+
+    index: int
     assembled: str
+    sent: Sent
+    beside: Sent | None = None
+
+    def each(self) -> list[tuple[bool, Sent]]:
+        """What was written, whether it lies beside the version, that first: most clients wait for it."""
+        return ([(True, self.beside)] if self.beside is not None else []) + [(False, self.sent)]
 
 
 class ShardWriter:
     """Writes the shards of one version to `part(index)`, some at a time."""
 
-    def __init__(self, record: VersionOpen, folder: Path, base: Path | None, part: Callable[[int], Path]) -> None:
-        """`base` is the folder of `record.base`, whose bytes the caller has checked; it is needed for a delta only."""
+    def __init__(self, record: VersionOpen, folder: Path, base: Path | None, part: Callable[[int, bool], Path]) -> None:
+        """`part` gives the file of a shard, of the version or beside it.
+
+        `base` is the folder of `record.base` or `record.beside`, whose bytes the caller has checked; it is needed for a delta only."""
         self._record = record
         self._folder = folder
         self._base = base
         self._part = part
+        self._against = record.base or record.beside
 
     def write(self, ready: Callable[[int], None], done: Callable[[Written], None]) -> list[Written]:
         """All shards, in order. `ready` returns when the bytes of a shard may be read; `done` gets each one written, in several threads.
 
         Raises what these two raise, and `cut.CannotCut` when a file became shorter than the record says.
         """
-        make, workers = (self._copy, copiers()) if self._record.base is None else (self._encode, ENCODERS)
+        make, workers = (self._copy, copiers()) if self._against is None else (self._encode, encoders())
         in_hand, failed = threading.Semaphore(workers), threading.Event()
 
         def one(index: int) -> Written:
@@ -74,7 +94,7 @@ class ShardWriter:
                 in_hand.release()
             start, end = self._record.shard_bounds(index)
             FULL_BYTES.inc(end - start)
-            WIRE_BYTES.inc(written.size)
+            WIRE_BYTES.inc(sum(sent.size for _, sent in written.each()))
             return written
 
         pending: list[Future[Written]] = []
@@ -90,7 +110,7 @@ class ShardWriter:
     def _copy(self, index: int) -> Written:
         """As it is; streamed, so that no whole shard is ever in memory."""
         digest, size = hashlib.sha256(), 0
-        with self._part(index).open("wb") as out:
+        with self._part(index, False).open("wb") as out:
             for extent in extents(self._record, index):
                 with (self._folder / extent.name).open("rb", buffering=0) as file:
                     file.seek(extent.start)
@@ -103,20 +123,27 @@ class ShardWriter:
                         digest.update(data)
                         left -= len(data)
                         size += len(data)
-        return Written(index, size, digest.hexdigest(), "full", digest.hexdigest())
+        return Written(index, digest.hexdigest(), Sent(size, digest.hexdigest(), "full"))
 
     def _encode(self, index: int) -> Written:
         assert self._base is not None
-        assert self._record.base is not None
+        assert self._against is not None
         try:
             data = read_shard(self._record, self._folder, index)
             base = read_shard(self._record, self._base, index)
         except WrongWeights as error:
             raise cut.CannotCut(str(error)) from error
         assembled = hashlib.sha256(data).hexdigest()
-        packed = delta.encode(data, base, self._record.base.item_size)
+        packed = delta.encode(data, base, self._against.item_size)
+        full = Sent(len(data), assembled, "full")
+        beside = self._record.beside is not None
+        if beside or packed is None:
+            self._part(index, False).write_bytes(data)
         if packed is None:
-            self._part(index).write_bytes(data)
-            return Written(index, len(data), assembled, "full", assembled)
-        self._part(index).write_bytes(packed)
-        return Written(index, len(packed), hashlib.sha256(packed).hexdigest(), "delta", assembled)
+            if beside:
+                self._part(index, True).write_bytes(data)
+            return Written(index, assembled, full, full if beside else None)
+        encoding, small = packed
+        self._part(index, beside).write_bytes(small)
+        changed = Sent(len(small), hashlib.sha256(small).hexdigest(), encoding)
+        return Written(index, assembled, full, changed) if beside else Written(index, assembled, changed)

@@ -7,6 +7,7 @@ is not here, the next version is fetched while the publisher is still making it;
 """
 
 import json
+import os
 import random
 import ssl
 import threading
@@ -17,17 +18,17 @@ from pathlib import Path
 from prometheus_client import Counter, Gauge, Histogram
 
 from shoal import telemetry
-from shoal.broadcast.chain import find_way
+from shoal.broadcast.chain import against, find_way
 from shoal.broadcast.documents import Documents
 from shoal.broadcast.download import Downloader
 from shoal.broadcast.pieces import WantedVersion
 from shoal.broadcast.sources import Sources
-from shoal.broadcast.transfer import Transfer, TransferOutcome
+from shoal.broadcast.transfer import IN_FLIGHT, Transfer, TransferOutcome
 from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
 from shoal.contracts.run import AgentState, PublicRun, home, load_node_config
 from shoal.contracts.signed import Signer
 from shoal.contracts.trust import TrustedKeys
-from shoal.contracts.weights import VersionOpen
+from shoal.contracts.weights import DeltaBase, VersionOpen
 from shoal.storage.checkpoint_files import WrongWeights, version_digest
 from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.rate_limit import RateLimit, caps_of
@@ -45,6 +46,9 @@ LOOK_SECONDS = 1.0
 """Between looks for a version that is not announced: a thousand nodes at four relays make 250 small requests a second at each."""
 LIVENESS_SECONDS = 180.0
 MOST_ASYNC_LEVEL = 4  # `RunConfig.async_level`'s bound, used until the agent knows the run's own
+
+MOST_DECODERS = 16
+"""A quarter of the connections that a relay gives a node (`Limits.connections`); each holds a shard three times."""
 
 FETCHED = Counter("shoal_fetch_versions_total", "Versions that became visible in weights/.")
 GIVEN_UP = Counter(
@@ -125,6 +129,8 @@ class Fetcher:
         self._downloader = Downloader(agent.token, tls=tls, limit=limit)
         self._sources: Sources | None = None
         self._given_up: set[int] = set()
+        self._in_full: set[int] = set()
+        """Versions in full whose delta was promised and never came: a lost file must not end a node."""
         self._look_at = 0.0
         self._seconds = 0.0
         self._bytes = 0
@@ -199,14 +205,12 @@ class Fetcher:
             return idle_seconds < GIVE_WAY_SECONDS or not newer
 
         with telemetry.busy("fetch"):
-            bases = self._weights.bases()
             wanted = WantedVersion(self._run, version, self._trainer_key)
-            way = find_way(
-                wanted, sources, self._downloader, {number: sha for number, (_, sha) in bases.items()}, keep_on
-            )
+            held = self._held_digests()
+            way = find_way(wanted, sources, self._downloader, held, keep_on)
             if way is None or self._given_up & {record.version for record in way}:
                 return False
-            first = way[0].base
+            first = against(way[0], held)
             self._weights.forget_others(
                 {record.version for record in way}, first.version if first is not None else None
             )
@@ -223,38 +227,58 @@ class Fetcher:
         return True
 
     def _one(self, record: VersionOpen, sources: Sources, keep_on: Callable[[float], bool], *, link: bool) -> bool:
-        """Bring one version here, whose base is here."""
+        """Bring one version here, whose base is here; of one in full the delta beside it where its base is here."""
         version = record.version
-        base = self._weights.bases()[record.base.version][0] if record.base is not None else None
+        delta_of = against(record, self._held_digests())
+        base = self._weights.bases()[delta_of.version][0] if delta_of is not None else None
+        beside = delta_of is not None and record.base is None
         target = FolderTarget(self._weights, version, self._trainer_key, base, link=link, beat=self._liveness.progress)
-        wanted = WantedVersion(self._run, version, self._trainer_key)
+        wanted = WantedVersion(self._run, version, self._trainer_key, beside)
         transfer = Transfer(
             wanted,
             sources,
             self._downloader,
             target,
+            in_flight=IN_FLIGHT if base is None else decoders(),
             keep_on=keep_on,
             may_seal=lambda: link or self._announced(version),
         )
         try:
             outcome = transfer.run()
         except WrongWeights as error:
-            self._judge(record, base, target, error)
+            self._judge(record, delta_of, base, target, error)
             target.discard()
             return False
         finally:
             self._bytes += transfer.received_bytes
-        self._log.info("fetch ended", version=version, outcome=outcome.value, link=link)
+        way = "full" if base is None else "delta beside" if beside else "delta"
+        self._log.info("fetch ended", version=version, outcome=outcome.value, link=link, way=way)
+        if beside and outcome is TransferOutcome.STALLED and self._announced(version):
+            self._in_full.add(version)
         if outcome is TransferOutcome.CHANGED:
             target.discard()
         return outcome is TransferOutcome.SEALED
 
-    def _judge(self, record: VersionOpen, base: Path | None, target: FolderTarget, error: WrongWeights) -> None:
+    def _held_digests(self) -> dict[int, str]:
+        """Finished versions with their digests, without those that the delta beside a version in full did not come for."""
+        bases = self._weights.bases()
+        return {number: sha256 for number, (_, sha256) in bases.items() if number + 1 not in self._in_full}
+
+    def _judge(
+        self,
+        record: VersionOpen,
+        delta_of: DeltaBase | None,
+        base: Path | None,
+        target: FolderTarget,
+        error: WrongWeights,
+    ) -> None:
         """Whose fault it is that the assembled checkpoint differs from the announced one: ours, if our disk kept a shard or the base badly, else
         the version's."""
-        rotten = base is not None and _rotten(record, base, self._liveness.progress)
-        if rotten and record.base is not None:
-            self._weights.remove(record.base.version)
+        rotten = False
+        if delta_of is not None and base is not None:
+            rotten = _rotten(record, delta_of, base, self._liveness.progress)
+            if rotten:
+                self._weights.remove(delta_of.version)
         again = rotten or target.resumed
         if not again:
             self._given_up.add(record.version)
@@ -267,13 +291,17 @@ class Fetcher:
         )
 
 
-def _rotten(record: VersionOpen, base: Path, beat: Callable[[], None]) -> bool:
-    """Whether the folder of `record.base` has not the bytes that it had when it was assembled."""
-    assert record.base is not None
+def _rotten(record: VersionOpen, delta_of: DeltaBase, base: Path, beat: Callable[[], None]) -> bool:
+    """Whether the folder `base` has not the bytes that the version of `delta_of` had when it was assembled."""
     try:
-        return version_digest(record, base, beat) != record.base.sha256
+        return version_digest(record, base, beat) != delta_of.sha256
     except OSError:
         return True
+
+
+def decoders() -> int:
+    """Shards of a delta at once: each is unpacked and hashed by the thread that received it, so as many as there are cores."""
+    return max(IN_FLIGHT, min(MOST_DECODERS, len(os.sched_getaffinity(0))))
 
 
 def kept_versions(public: PublicRun | None) -> int:

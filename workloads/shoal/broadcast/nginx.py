@@ -128,7 +128,7 @@ SERVER_TEMPLATE = """\
             return 429;
         }}
 
-        location ~ "^/versions/(index\\.json|v[0-9]{{6}}/((open|weights|[0-9]{{5}})\\.json|[0-9]{{5}}\\.bin))$" {{
+        location ~ "^/versions/(index\\.json|v[0-9]{{6}}/((open|weights|beside|(beside-)?[0-9]{{5}})\\.json|(beside-)?[0-9]{{5}}\\.bin))$" {{
             auth_request /token;
             auth_request_set $shoal_node $upstream_http_{node_variable};
             # Limits are applied before access is checked, when the node is not known yet. The jump applies them once more.

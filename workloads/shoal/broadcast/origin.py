@@ -21,8 +21,8 @@ from shoal.broadcast.gate import TokenGate
 from shoal.broadcast.nginx import ORIGIN_PORT
 from shoal.broadcast.nginx_status import NginxStatus, status_socket
 from shoal.broadcast.pieces import BadPiece
-from shoal.broadcast.publishing import CannotRestore, SealedMeanwhile, StoreCopy, at_once, cut_into, restore
-from shoal.broadcast.tree import WEIGHTS, Tree
+from shoal.broadcast.publishing import CannotRestore, SealedMeanwhile, StoreCopy, at_once, cut_into, restore, seal
+from shoal.broadcast.tree import Tree
 from shoal.contracts import keys
 from shoal.contracts.protocol import VersionAnnouncement
 from shoal.contracts.run import RunConfig, home, load_run_config, mounted_roster
@@ -213,7 +213,7 @@ class Publisher:
         with telemetry.busy("store"):
             made.copy.seal(manifest, signed)
         self._forget_cut()
-        self._tree.publish(version, WEIGHTS, signed.to_json())
+        seal(self._tree, version, manifest, signed.to_json())
         self._bases.made(manifest)
         return manifest
 

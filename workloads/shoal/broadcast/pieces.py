@@ -17,10 +17,10 @@ from shoal.crypto.canonical import document_digest
 
 Document = TypeVar("Document", bound=Contract)
 
-# Upper bounds of honest documents: 10,000 files of 200 bytes each, one digest, 99,999 digests of 67 bytes each, 1,000 numbers.
+# Upper bounds of honest documents: 10,000 files of 200 bytes each, one digest, twice 99,999 digests of 67 bytes each, 1,000 numbers.
 MAX_OPEN_BYTES = 4 << 20
 MAX_DESCRIPTOR_BYTES = 4 << 10
-MAX_MANIFEST_BYTES = 8 << 20
+MAX_MANIFEST_BYTES = 16 << 20
 MAX_INDEX_BYTES = 64 << 10
 
 
@@ -37,11 +37,12 @@ class OtherOpening(BadPiece):
 
 @dataclass(frozen=True)
 class WantedVersion:
-    """Which version of which run is being read, and whose signature it must carry."""
+    """Which version of which run is being read, and whose signature it must carry. `beside`: as the delta beside a version in full."""
 
     run: str
     version: int
     trainer_key: Signer
+    beside: bool = False
 
 
 def read_open(data: bytes, wanted: WantedVersion) -> Signed[VersionOpen]:
@@ -64,10 +65,11 @@ def read_descriptor(data: bytes, wanted: WantedVersion, record: VersionOpen, ind
         raise BadPiece(
             f"{name} of version {wanted.version}: it gives {found.size} bytes, the opening record {end - start}"
         )
-    if found.encoding == "delta" and (record.base is None or found.size >= end - start):
+    base = record.beside if wanted.beside else record.base
+    if found.encoding != "full" and (base is None or found.size >= end - start):
         raise BadPiece(
             f"{name} of version {wanted.version}: a delta of {found.size} bytes, where the opening record allows"
-            f" {'none' if record.base is None else f'fewer than {end - start}'}"
+            f" {'none' if base is None else f'fewer than {end - start}'}"
         )
     return signed
 
@@ -79,10 +81,12 @@ def read_manifest(data: bytes, wanted: WantedVersion, record: VersionOpen) -> Si
     _same_place(found.run, found.version, "weights.json", wanted)
     if found.open_digest != document_digest(record):
         raise OtherOpening(f"weights.json of version {wanted.version} seals a different opening record")
-    if len(found.shards) != record.shard_count:
-        raise BadPiece(
-            f"weights.json of version {wanted.version} lists {len(found.shards)} shards, the opening record {record.shard_count}"
-        )
+    for listed, expected in ((found.shards, True), (found.beside or [], record.beside is not None)):
+        count = record.shard_count if expected else 0
+        if len(listed) != count:
+            raise BadPiece(
+                f"weights.json of version {wanted.version} lists {len(listed)} shards, the opening record {count}"
+            )
     return signed
 
 

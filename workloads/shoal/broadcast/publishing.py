@@ -5,6 +5,7 @@ Called by `origin`, which decides which is due. Shards stream.
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 
 from shoal.broadcast import cut, pieces
@@ -74,15 +75,11 @@ def cut_into(
     record = cut.opening_record(config.run, version, checkpoint_files(folder), config.broadcast.shard_bytes)
     if base is not None:
         width = delta.item_size(delta.safetensors_headers(folder))
-        against = cut.base_for(
-            record,
-            base.record,
-            base.sha256,
-            width,
-            anchor_every=config.broadcast.anchor_every,
-            chain_bytes=base.chain_bytes,
-        )
-        record = cut.as_delta(record, against) if against is not None else record
+        every = config.broadcast.anchor_every
+        against = cut.base_for(record, base.record, base.sha256, width, anchor_every=every)
+        if against is not None:
+            anchor = cut.is_anchor(record, anchor_every=every, chain_bytes=base.chain_bytes)
+            record = (cut.with_delta_beside if anchor else cut.as_delta)(record, against)
     opening = sign(record, key).to_json()
     if tree.read(version, OPEN) not in (None, opening):
         tree.drop(version)
@@ -90,20 +87,29 @@ def cut_into(
     tree.publish(version, OPEN, opening)
     tree.write_index()
 
-    def part(index: int) -> Path:
-        return tree.temporary(version, keys.shard_name(index))
+    def part(index: int, beside: bool) -> Path:
+        return tree.temporary(version, keys.shard_name(index, beside=beside))
 
     def publish(shard: Written) -> None:
-        described = cut.descriptor(record, shard.index, shard.size, shard.sha256, shard.encoding)
-        tree.publish(version, keys.descriptor_name(shard.index), sign(described, key).to_json())
-        tree.publish_file(version, keys.shard_name(shard.index), part(shard.index))
+        for beside, sent in shard.each():
+            described = cut.descriptor(record, shard.index, sent.size, sent.sha256, sent.encoding)
+            name = keys.descriptor_name(shard.index, beside=beside)
+            tree.publish(version, name, sign(described, key).to_json())
+            tree.publish_file(version, keys.shard_name(shard.index, beside=beside), part(shard.index, beside))
         beat()
         visible(shard.index)
 
     writer = ShardWriter(record, folder, base.folder if base is not None else None, part)
     shards = writer.write(lambda index: ready(index, record), publish)
     digest = digest_of_shards(shard.assembled for shard in shards)
-    return cut.manifest(record, config.model_id, digest, [shard.sha256 for shard in shards])
+    beside = [shard.beside.sha256 for shard in shards if shard.beside is not None]
+    return cut.manifest(record, config.model_id, digest, [shard.sent.sha256 for shard in shards], beside)
+
+
+def seal(tree: Tree, version: int, manifest: WeightsManifest, sealing: bytes) -> None:
+    """Seal what lies complete in `www/`: the delta beside the version first, for nobody looks for it once the version is sealed."""
+    for beside in (True, False) if manifest.beside is not None else (False,):
+        tree.publish(version, keys.seal_name(beside=beside), sealing)
 
 
 class StoreCopy:
@@ -153,14 +159,19 @@ class StoreCopy:
         self._pool.shutdown(cancel_futures=True)
 
     def _copy(self, index: int) -> None:
-        version, key = self._version, keys.version_shard(self._version, index)
-        described = self._tree.path(version, keys.descriptor_name(index)).read_bytes()
-        shard = self._tree.path(version, keys.shard_name(index))
-        _put_small(self._store, keys.version_descriptor(version, index), described)
-        digest = Signed[ShardDescriptor].from_json(described).document.sha256
-        # An object is there already when an earlier attempt was broken off.
-        if self._store.size(key) != shard.stat().st_size or self._store.sha256(key)[0] != digest:
-            self._store.put_file(key, shard)
+        version = self._version
+        for beside in (True, False):
+            described = self._tree.read(version, keys.descriptor_name(index, beside=beside))
+            if described is None and beside:
+                continue
+            assert described is not None
+            shard = self._tree.path(version, keys.shard_name(index, beside=beside))
+            key = keys.version_shard(version, index, beside=beside)
+            _put_small(self._store, keys.version_descriptor(version, index, beside=beside), described)
+            digest = Signed[ShardDescriptor].from_json(described).document.sha256
+            # An object is there already when an earlier attempt was broken off.
+            if self._store.size(key) != shard.stat().st_size or self._store.sha256(key)[0] != digest:
+                self._store.put_file(key, shard)
         self._there.add(index)
         self._beat()
 
@@ -200,30 +211,32 @@ def restore(
         tree.drop(version)
     tree.publish(version, OPEN, opening)
     tree.write_index()
-    for index, digest in enumerate(manifest.shards):
-        _restore_shard(store, tree, wanted, record, index, digest)
-        beat()
-    tree.publish(version, WEIGHTS, sealing)
+    for beside in (True, False):
+        for index, digest in enumerate(manifest.sent(beside=beside)):
+            _restore_shard(store, tree, replace(wanted, beside=beside), record, index, digest)
+            beat()
+    seal(tree, version, manifest, sealing)
     return manifest
 
 
 def _restore_shard(
     store: Store, tree: Tree, wanted: WantedVersion, record: VersionOpen, index: int, digest: str
 ) -> None:
-    version = wanted.version
-    descriptor = store.get(keys.version_descriptor(version, index))
+    version, beside = wanted.version, wanted.beside
+    descriptor_name = keys.descriptor_name(index, beside=beside)
+    descriptor = store.get(keys.version_descriptor(version, index, beside=beside))
     if pieces.read_descriptor(descriptor, wanted, record, index).document.sha256 != digest:
         raise CannotRestore(f"the store's descriptor of shard {index} of version {version} does not match the manifest")
-    path = tree.path(version, keys.shard_name(index))
+    path = tree.path(version, keys.shard_name(index, beside=beside))
     if not (path.is_file() and file_sha256(path) == digest):
-        part = tree.temporary(version, keys.shard_name(index))
-        store.get_to_file(keys.version_shard(version, index), part)
+        part = tree.temporary(version, path.name)
+        store.get_to_file(keys.version_shard(version, index, beside=beside), part)
         if file_sha256(part) != digest:
             raise CannotRestore(f"the store's shard {index} of version {version} does not have its SHA-256")
-        tree.publish(version, keys.descriptor_name(index), descriptor)
-        tree.publish_file(version, keys.shard_name(index), part)
-    elif tree.read(version, keys.descriptor_name(index)) != descriptor:
-        tree.publish(version, keys.descriptor_name(index), descriptor)
+        tree.publish(version, descriptor_name, descriptor)
+        tree.publish_file(version, path.name, part)
+    elif tree.read(version, descriptor_name) != descriptor:
+        tree.publish(version, descriptor_name, descriptor)
 
 
 __all__ = [
@@ -236,4 +249,5 @@ __all__ = [
     "copy_to_store",
     "cut_into",
     "restore",
+    "seal",
 ]

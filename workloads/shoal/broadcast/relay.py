@@ -10,12 +10,14 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pydantic
 from prometheus_client import REGISTRY, Gauge, Histogram
 
 from shoal import telemetry
 from shoal.broadcast import pieces
+from shoal.broadcast.documents import Documents
 from shoal.broadcast.download import Denied, Downloader, NotYet, SourceFailed
 from shoal.broadcast.exclusions import DEADLINE_SECONDS, Exclusion
 from shoal.broadcast.gate import TokenGate
@@ -92,8 +94,8 @@ class Relay:
         self._downloader = Downloader(OwnToken(config.run, key))
         self._sources = Sources(self._upstream, random.Random(config.seed))
         self._behind_since: float | None = None
-        self._targets: dict[int, TreeTarget] = {}
-        """Of the versions that are not whole here; they know what was checked."""
+        self._targets: dict[tuple[int, bool], TreeTarget] = {}
+        """Of the versions that are not whole here, and of the deltas beside them; they know what was checked."""
         self._stalled: int | None = None
         """A version that upstream has not sealed and had nothing new of for long, as when its trainer ended while writing it."""
         self._log = telemetry.get_logger()
@@ -125,7 +127,7 @@ class Relay:
             self._stalled = version
         elif outcome is TransferOutcome.SEALED:
             self._stalled = None
-        self._targets = {number: target for number, target in self._targets.items() if number in missing}
+        self._targets = {key: target for key, target in self._targets.items() if key[0] in missing}
         dropped = self._tree.keep_newest(self._kept_versions)
         if dropped:
             self._log.info("dropped old versions", versions=dropped)
@@ -136,8 +138,8 @@ class Relay:
         """After a change of keys: drop versions that nobody believes, so that they come again as the trainer's new key seals them."""
         if not self._config.trust.roster.changes_of("trainer"):
             return
-        for version in self._tree.sealed():
-            seal = self._tree.read(version, WEIGHTS)
+        for version in self._tree.held():
+            seal = self._tree.read(version, WEIGHTS) or self._tree.read(version, keys.seal_name(beside=True))
             if seal is not None and self._trainer_key.is_void(Signed[WeightsManifest].from_json(seal)):
                 self._tree.drop(version)
                 self._log.warning("dropped a version that a leaked key sealed", version=version)
@@ -193,9 +195,23 @@ class Relay:
         return found
 
     def _sync(self, version: int) -> TransferOutcome:
+        """Bring a version here; of one in full the delta beside it first, which who has the version before waits for."""
         wanted = WantedVersion(self._config.run, version, self._trainer_key)
-        # A version that is only filled in gives way to a newer one; the newest is never given up half way.
-        filling_in = any(number > version for number in self._tree.held())
+        opened = Documents(wanted, self._sources, self._downloader).opening()
+        if opened is None:  # the index has it, so it was opened: look again
+            return TransferOutcome.ABANDONED
+        seal = keys.seal_name(beside=True)
+        if opened.document.beside is not None and self._tree.size(version, seal) is None:
+            outcome = self._pull(replace(wanted, beside=True))
+            if outcome is not TransferOutcome.SEALED:
+                return outcome
+        return self._pull(wanted)
+
+    def _pull(self, wanted: WantedVersion) -> TransferOutcome:
+        version = wanted.version
+        # What is only filled in gives way to a newer version: an older one, or one in full whose delta is here. Nothing else is given up half way.
+        followed = self._tree.size(version, keys.seal_name(beside=True)) is not None
+        filling_in = followed or any(number > version for number in self._tree.held())
         looked_at = time.monotonic()
 
         def keep_on(_: float) -> bool:
@@ -211,18 +227,22 @@ class Relay:
                 return True
 
         started = time.monotonic()
-        target = self._targets.setdefault(version, TreeTarget(self._tree, wanted, self._beat))
+        target = self._targets.setdefault((version, wanted.beside), TreeTarget(self._tree, wanted, self._beat))
         with telemetry.busy("sync"):
             transfer = Transfer(wanted, self._sources, self._downloader, target, keep_on=keep_on)
             outcome = transfer.run()
         if outcome in (TransferOutcome.CHANGED, TransferOutcome.SEALED):
-            del self._targets[version]
+            del self._targets[version, wanted.beside]
         if outcome is TransferOutcome.CHANGED:
             self._tree.drop(version)
         seconds = time.monotonic() - started
         SYNC_SECONDS.labels(outcome.value).observe(seconds, exemplar={"version": str(version)})
         self._log.info(
-            "finished the sync of a version", version=version, outcome=outcome.value, seconds=round(seconds, 3)
+            "finished the sync of a version",
+            version=version,
+            beside=wanted.beside,
+            outcome=outcome.value,
+            seconds=round(seconds, 3),
         )
         return outcome
 

@@ -11,7 +11,7 @@ from shoal.broadcast import pieces
 from shoal.broadcast.hashing import file_sha256
 from shoal.broadcast.parts import FilePart, ShardPart
 from shoal.broadcast.pieces import BadPiece, WantedVersion
-from shoal.broadcast.tree import OPEN, WEIGHTS, Tree
+from shoal.broadcast.tree import OPEN, Tree
 from shoal.contracts import keys
 from shoal.contracts.signed import Signed
 from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifest
@@ -34,6 +34,7 @@ class TreeTarget:
         self._tree = tree
         self._wanted = wanted
         self._version = wanted.version
+        self._beside = wanted.beside
         self._beat = beat
         self._shard_size = 0
         self._checked: dict[int, str] = {}
@@ -60,24 +61,24 @@ class TreeTarget:
             raise NoSpace(
                 f"version {self._version}: {free} bytes are free, but its next shard may have {self._shard_size}"
             )
-        name = keys.shard_name(descriptor.index) + (".second" if second else "")
+        name = keys.shard_name(descriptor.index, beside=self._beside) + (".second" if second else "")
         return FilePart(self._tree.temporary(self._version, name))
 
     def put(self, signed: Signed[ShardDescriptor], part: ShardPart) -> None:
         assert isinstance(part, FilePart)
         index = signed.document.index
-        self._tree.publish(self._version, keys.descriptor_name(index), signed.to_json())
-        self._tree.publish_file(self._version, keys.shard_name(index), part.path)
+        self._tree.publish(self._version, keys.descriptor_name(index, beside=self._beside), signed.to_json())
+        self._tree.publish_file(self._version, keys.shard_name(index, beside=self._beside), part.path)
         self._checked[index] = signed.document.sha256
 
     def seal(self, signed: Signed[WeightsManifest]) -> None:
-        self._tree.publish(self._version, WEIGHTS, signed.to_json())
+        self._tree.publish(self._version, keys.seal_name(beside=self._beside), signed.to_json())
 
     def _held(self, record: VersionOpen) -> dict[int, str]:
         found = {}
         for index in range(record.shard_count):
-            data = self._tree.read(self._version, keys.descriptor_name(index))
-            path = self._tree.path(self._version, keys.shard_name(index))
+            data = self._tree.read(self._version, keys.descriptor_name(index, beside=self._beside))
+            path = self._tree.path(self._version, keys.shard_name(index, beside=self._beside))
             if data is None or not path.is_file():
                 continue
             try:
@@ -95,7 +96,7 @@ class TreeTarget:
         bounds = [record.shard_bounds(index) for index in range(record.shard_count) if index not in held]
         whole = sum(end - start for start, end in bounds)
         # How small a delta becomes is known only at its end: begin if a few shards fit, and look again before each (`part`).
-        needed = min(whole, SHARDS_AHEAD * record.shard_size) if record.base is not None else whole
+        needed = min(whole, SHARDS_AHEAD * record.shard_size) if record.base is not None or self._beside else whole
         needed += DISK_RESERVE_BYTES
         bases = {**self._tree.bases(), self._version: chains.base_of(record)}
         kept = chains.closure(bases, [*self._tree.sealed()[-1:], self._version])
@@ -120,23 +121,24 @@ def _same_record(data: bytes, signed: Signed[VersionOpen]) -> bool:
 
 def unseal_torn(tree: Tree) -> None:
     """At start: take the seal off versions that lack a piece (a disk that lost files), so that they are completed from the origin."""
-    for version in tree.sealed():
-        if not _is_whole(tree, version):
+    for version in tree.held():
+        seals = [beside for beside in (False, True) if tree.size(version, keys.seal_name(beside=beside)) is not None]
+        if not all(_is_whole(tree, version, beside=beside) for beside in seals):
             telemetry.get_logger().warning("a sealed version is incomplete on disk; completing it", version=version)
             tree.unseal(version)
 
 
-def _is_whole(tree: Tree, version: int) -> bool:
+def _is_whole(tree: Tree, version: int, *, beside: bool) -> bool:
     try:
         record = Signed[VersionOpen].from_json(tree.read(version, OPEN) or b"").document
     except ValueError:
         return False
     for index in range(record.shard_count):
         try:
-            data = tree.read(version, keys.descriptor_name(index)) or b""
+            data = tree.read(version, keys.descriptor_name(index, beside=beside)) or b""
             size = Signed[ShardDescriptor].from_json(data).document.size
         except ValueError:
             return False
-        if tree.size(version, keys.shard_name(index)) != size:
+        if tree.size(version, keys.shard_name(index, beside=beside)) != size:
             return False
     return True

@@ -109,6 +109,7 @@ class Transfer:
 
         `may_seal` is asked, when everything is here, until it says that the version may become visible.
         """
+        self._beside = wanted.beside
         self._sources = sources
         self._downloader = downloader
         self._target = target
@@ -169,7 +170,7 @@ class Transfer:
         if isinstance(manifest, TransferOutcome):
             return manifest
         with self._lock:
-            self._expected = manifest.document.shards
+            self._expected = manifest.document.sent(beside=self._beside)
             for index, digest in list(self._have.items()):
                 if digest is not None and digest != self._expected[index]:
                     self._log.warning("a shard does not match the seal; fetching it again", shard=index)
@@ -337,7 +338,7 @@ class Transfer:
                     self._furthest[shard.index] = part.have
                     self._progress_at = time.monotonic()
 
-        path = keys.version_shard(shard.version, shard.index)
+        path = keys.version_shard(shard.version, shard.index, beside=self._beside)
         try:
             self._downloader.shard(source, path, shard.size, part, received, flight.attempt)
         except Cancelled:

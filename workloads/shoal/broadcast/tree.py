@@ -95,7 +95,8 @@ class Tree:
 
     def unseal(self, version: int) -> None:
         """Take the seal off a version that turned out not to be complete, so that it is completed again."""
-        self.path(version, WEIGHTS).unlink(missing_ok=True)
+        for beside in (False, True):
+            self.path(version, keys.seal_name(beside=beside)).unlink(missing_ok=True)
 
     def drop(self, version: int) -> None:
         """Remove a version: out of the index first, then out of sight at once, then off the disk."""

@@ -69,20 +69,26 @@ def version_weights(number: int) -> str:
     return f"{version(number)}weights.json"
 
 
-def version_shard(number: int, index: int) -> str:
-    return f"{version(number)}{shard_name(index)}"
+def version_shard(number: int, index: int, *, beside: bool = False) -> str:
+    """`beside`: of the delta that lies beside a version in full, here and below."""
+    return f"{version(number)}{shard_name(index, beside=beside)}"
 
 
-def version_descriptor(number: int, index: int) -> str:
-    return f"{version(number)}{descriptor_name(index)}"
+def version_descriptor(number: int, index: int, *, beside: bool = False) -> str:
+    return f"{version(number)}{descriptor_name(index, beside=beside)}"
 
 
-def shard_name(index: int) -> str:
-    return f"{index:05d}.bin"
+def shard_name(index: int, *, beside: bool = False) -> str:
+    return f"{'beside-' if beside else ''}{index:05d}.bin"
 
 
-def descriptor_name(index: int) -> str:
-    return f"{index:05d}.json"
+def descriptor_name(index: int, *, beside: bool = False) -> str:
+    return f"{'beside-' if beside else ''}{index:05d}.json"
+
+
+def seal_name(*, beside: bool = False) -> str:
+    """Of the file that stands where all shards are there. Both seals are the same signed `WeightsManifest`."""
+    return "beside.json" if beside else "weights.json"
 
 
 def island(name: str) -> str:

@@ -9,6 +9,9 @@ shard's bytes as assembled, one after the other. The latter needs one pass over 
 
 A version may be published as a *delta* against the version before it: each shard then holds what changed in the same bytes of the base. Digests of
 shards are those of the bytes that are sent; the manifest's is always that of the assembled bytes, however they travelled.
+
+Beside a version in full there may be a delta of it, for those who have the version before: `beside-00000.json` and `.bin`, and the same seal under
+the name `beside.json` where these are all there.
 """
 
 from typing import Annotated, Any, Literal
@@ -30,7 +33,9 @@ class CheckpointFile(Contract):
 
 
 Encoding = Literal["full", "delta"]
-"""How bytes travel: as they are, or as what changed against the base's same bytes."""
+"""How a version travels: as it is, or as what changed against the base's same bytes."""
+DeltaEncoding = Literal["delta", "sparse"]
+"""How what changed in a shard is written: in byte planes, or weight by weight (`storage.delta`)."""
 
 
 class DeltaBase(Contract):
@@ -55,6 +60,11 @@ class VersionOpen(Contract):
     encoding: Encoding = Field(default="full", description="a reader without deltas refuses this unknown value")
     base: DeltaBase | None = Field(
         default=None, description="for encoding delta only; files, shards and digest are alike"
+    )
+    beside: DeltaBase | None = Field(
+        default=None,
+        exclude_if=unset,
+        description="for encoding full only; the same version lies beside it as a delta against this base",
     )
     digest_of: Literal["shards"] | None = Field(
         default=None,
@@ -88,10 +98,13 @@ class VersionOpen(Contract):
             )
         if (self.encoding == "delta") != (self.base is not None):
             raise ValueError(f"encoding is {self.encoding}: a delta names its base, and nothing else does")
-        if self.base is not None and self.base.version >= self.version:
-            raise ValueError(
-                f"version {self.version} cannot be a delta against version {self.base.version}: give an older one"
-            )
+        if self.base is not None and self.beside is not None:
+            raise ValueError("a delta has no second delta beside it")
+        for base in (self.base, self.beside):
+            if base is not None and base.version >= self.version:
+                raise ValueError(
+                    f"version {self.version} cannot be a delta against version {base.version}: give an older one"
+                )
         names = [file.name for file in self.files]
         if len(set(names)) != len(names):
             raise ValueError("two files have the same name")
@@ -106,7 +119,9 @@ class ShardDescriptor(Contract):
     index: int = Field(ge=0, le=99_998)
     size: int = Field(ge=0, le=1 << 34, description="bytes that travel")
     sha256: Sha256Hex = Field(description="of the bytes that are sent")
-    encoding: Encoding = Field(default="full", description="a shard of a delta may be full, where that is not larger")
+    encoding: Encoding | DeltaEncoding = Field(
+        default="full", description="a shard of a delta may be full, where that is not larger"
+    )
 
     @model_serializer(mode="wrap")
     def _as_before_when_full(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -123,6 +138,17 @@ class WeightsManifest(Contract):
     sha256: Sha256Hex
     open_digest: Sha256Hex = Field(description="canonical digest of the opening record")
     shards: list[Sha256Hex] = Field(min_length=1, max_length=99_999, description="digest of every shard, in order")
+    beside: list[Sha256Hex] | None = Field(
+        default=None,
+        exclude_if=unset,
+        min_length=1,
+        max_length=99_999,
+        description="the same of the delta beside a version in full, where there is one",
+    )
+
+    def sent(self, *, beside: bool) -> list[Sha256Hex]:
+        """Digests of the shards as they travel, of the version or of the delta beside it; that has none where there is no such delta."""
+        return (self.beside or []) if beside else self.shards
 
 
 class VersionIndex(Contract):

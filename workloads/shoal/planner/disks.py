@@ -49,7 +49,8 @@ def served_bytes(version: int, kept: int, anchor_every: int, delta_ratio: float)
     periods = math.ceil((kept - 1) / anchor_every)
     anchors, versions = periods + 1, periods * anchor_every + 1
     full = anchors * version
-    return full + round((versions - anchors) * version / delta_ratio), full
+    deltas = versions if anchor_every > 1 else 0  # one lies beside each version in full too
+    return full + round(deltas * version / delta_ratio), full
 
 
 def disks(

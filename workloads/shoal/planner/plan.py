@@ -35,11 +35,11 @@ from shoal.planner.step_parts import (
 )
 
 BROADCAST_CHANGES = {
-    "origin": "a faster line of the origin, fewer relays at it (relayServer.sources), or a higher broadcast.anchorEvery",
-    "relays": "more relays, faster lines of theirs, or a higher broadcast.anchorEvery",
+    "origin": "a faster line of the origin, fewer relays at it (relayServer.sources), or deltas (a broadcast.anchorEvery above 1)",
+    "relays": "more relays, faster lines of theirs, or deltas (a broadcast.anchorEvery above 1)",
     "requests": "a higher relayServer.rateLimits.requestsPerSecond, or larger shards",
-    "connections": "a higher relayServer.rateLimits.bytesPerSecond, or a higher broadcast.anchorEvery",
-    "downlinks": "machines with faster downlinks, or a higher broadcast.anchorEvery",
+    "connections": "a higher relayServer.rateLimits.bytesPerSecond, or deltas (a broadcast.anchorEvery above 1)",
+    "downlinks": "machines with faster downlinks, or deltas (a broadcast.anchorEvery above 1)",
     "nodes": "machines with more cores, which put versions together faster",
 }
 """What to change, by the link that is slowest."""
@@ -273,17 +273,17 @@ def _links(run: RunFacts, around: Surroundings, step: float) -> tuple[Link, ...]
         return ()
     workers, relays = nodes(run, around), max(1, run.relays)
     files = files_a_step(run, around) * file_bytes(run, around)
-    version = mean_version_bytes(run, around)
+    version, delta = mean_version_bytes(run, around), delta_bytes(run, around)
     found = [
         Link("origin to relays", run.relays * version / step / MBIT, around.relay_mbit),
-        Link("each relay to nodes", workers * version / relays / step / MBIT, around.relay_mbit),
+        Link("each relay to nodes", workers * delta / relays / step / MBIT, around.relay_mbit),
         Link("object store", (files + version + save_seconds(run, around) * around.store_mbit * MBIT) / step / MBIT, around.store_mbit),
     ]  # fmt: skip
     if any(around.strangers.get(pool.name) for pool in run.pools if pool.open):
         each = files / max(1, workers) / step / MBIT
         found += [
             Link("each stranger, up", each, around.uplink_mbit),
-            Link("each stranger, down", version / step / MBIT, around.downlink_mbit),
+            Link("each stranger, down", delta / step / MBIT, around.downlink_mbit),
         ]
     return tuple(found)
 

@@ -183,13 +183,15 @@ def save_seconds(run: RunFacts, around: Surroundings) -> float:
 
 
 def delta_bytes(run: RunFacts, around: Surroundings) -> float:
-    """Of a version as holders of the one before fetch it, where it is none of those in full."""
+    """Of a version as holders of the one before fetch it: a delta, which lies beside those in full too."""
     return around.version if run.anchor_every == 1 else around.version / around.delta_ratio
 
 
 def mean_version_bytes(run: RunFacts, around: Surroundings) -> float:
-    """That a node fetches a version, over the versions from one in full to the next."""
-    return (around.version + (run.anchor_every - 1) * delta_bytes(run, around)) / run.anchor_every
+    """That a relay and the store get a version, over the versions from one in full to the next: a delta each, and one version in full."""
+    if run.anchor_every == 1:
+        return around.version
+    return around.version / run.anchor_every + delta_bytes(run, around)
 
 
 def publish_seconds(run: RunFacts, around: Surroundings) -> float:
@@ -230,7 +232,7 @@ def fetch_seconds(run: RunFacts, around: Surroundings, nbytes: float) -> float:
 
 def arrival_seconds(run: RunFacts, around: Surroundings) -> dict[str, float]:
     """What a broadcast waits for on average: the links of `links_seconds`, and `nodes` that put a version together."""
-    links = links_seconds(run, around, mean_version_bytes(run, around))
+    links = links_seconds(run, around, delta_bytes(run, around))  # a version in full follows its delta
     return links | {"nodes": around.version / APPLY_BYTES_A_SECOND}
 
 

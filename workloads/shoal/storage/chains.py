@@ -6,7 +6,7 @@ possible. Called by the client, by `versions.materialise`, by relays and origin 
 
 from collections.abc import Collection, Iterable, Mapping
 
-from shoal.contracts.weights import VersionOpen
+from shoal.contracts.weights import DeltaBase, VersionOpen
 
 MAX_CHAIN = 1000
 """No honest chain is longer: `Broadcast.anchor_every` is at most 100. A reader gives up there."""
@@ -21,13 +21,25 @@ def base_of(record: VersionOpen) -> int | None:
     return record.base.version if record.base is not None else None
 
 
+def against(record: VersionOpen, held: Collection[int]) -> DeltaBase | None:
+    """What to make this version from, once its turn comes: for a version in full the base of the delta beside it, where that is held."""
+    if record.beside is not None and record.beside.version in held:
+        return record.beside
+    return record.base
+
+
+def _below(record: VersionOpen, held: Collection[int]) -> int | None:
+    base = against(record, held)
+    return base.version if base is not None else None
+
+
 def next_wanted(opened: Mapping[int, VersionOpen], held: Collection[int], target: int) -> int | None:
     """The next older version whose opening record must be read before the way to `target` is known; None when it is known."""
     version: int | None = target
     while version is not None and version not in held:
         if version not in opened:
             return version
-        version = base_of(opened[version])
+        version = _below(opened[version], held)
     return None
 
 
@@ -42,7 +54,7 @@ def plan(opened: Mapping[int, VersionOpen], held: Collection[int], target: int) 
         if version not in opened or len(way) >= MAX_CHAIN:
             raise BrokenDeltas(f"version {target} refers to version {version}, which is unknown")
         way.append(version)
-        version = base_of(opened[version])
+        version = _below(opened[version], held)
     return way[::-1]
 
 

@@ -42,8 +42,8 @@ class Assembler:
     ) -> None:
         """Start, or continue with what an earlier process had written for the same opening record.
 
-        `base` is the finished folder of `record.base`, for a delta; with `whole_shards` shards come unpacked, and it is that of their first
-        delta, if any. Raises `WrongWeights` when its files are not laid out like this version's.
+        `base` is the finished folder of `record.base`, for a delta, or of `record.beside` where that is taken; with `whole_shards` shards come
+        unpacked, and it is that of their first delta, if any. Raises `WrongWeights` when its files are not laid out like this version's.
         `beat` is called for each shard that is hashed: what an earlier process had written is, all of it, in `finish` where nothing is missing.
         """
         self.record = record
@@ -51,7 +51,7 @@ class Assembler:
         self._base = base
         self._beat = beat
         self._lock = threading.Lock()
-        if record.base is not None and (base is not None or not whole_shards):
+        if base is not None or (record.base is not None and not whole_shards):
             _check_layout(record, base)
         self._partial = folder.with_name(folder.name + ".partial")
         self._log = self._partial / ".shards"
@@ -80,7 +80,7 @@ class Assembler:
 
     def put(self, descriptor: ShardDescriptor, data: delta.Bytes) -> None:
         """Take over the bytes of a shard as they travelled, their digest checked; raises `WrongWeights` when they are not this shard's."""
-        is_delta = descriptor.encoding == "delta" and self.record.base is not None
+        is_delta = descriptor.encoding != "full" and self._base is not None
         base = self._base_bytes(descriptor.index) if is_delta else b""
         self.write_shard(descriptor.index, unpacked(self.record, descriptor, data, base))
 
@@ -195,12 +195,13 @@ class Assembler:
 
 def unpacked(record: VersionOpen, descriptor: ShardDescriptor, data: delta.Bytes, base: delta.Bytes) -> delta.Bytes:
     """A shard from its bytes as they travelled and, where it is a delta, those of the version before. Raises `WrongWeights`."""
-    if descriptor.encoding != "delta":
+    if descriptor.encoding == "full":
         return data
-    if record.base is None:
+    against = record.base or record.beside
+    if against is None:
         raise WrongWeights(f"shard {descriptor.index} is a delta, version {record.version} is none")
     try:
-        return delta.decode(data, base, record.base.item_size)
+        return delta.decode(descriptor.encoding, data, base, against.item_size)
     except delta.BadDelta as error:
         raise WrongWeights(f"shard {descriptor.index} of version {record.version}: {error}") from error
 

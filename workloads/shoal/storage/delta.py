@@ -1,10 +1,11 @@
 """Lossless deltas of a shard: what changed against the same bytes of the base version, small because little changed.
 
-Pure. `encode`: XOR with the base's bytes; then byte planes (byte k of every item lies together; so the sign and exponent bytes, which hardly
-ever change, make long runs of zero); then one zstd frame. `decode` is the inverse, bit for bit. Between two RL steps 3 to 9 % of bf16 values
-change at lr 3e-7, mostly in their lowest bits. Called by the publisher (encode) and by whoever assembles a version (decode).
+Pure. Two codings, and `encode` takes the smaller one of each shard. `sparse`: which weights changed and by how much, where few did. `delta`, for any
+change: XOR with the base's bytes; then byte planes (byte k of every item lies together; so the sign and exponent bytes, which hardly ever change,
+make long runs of zero); then one zstd frame. `decode` is the inverse, bit for bit. Called by the publisher (encode) and by whoever assembles a
+version (decode).
 
-The bytes to decode may come from anybody: a frame must say the exact size before anything is allocated for it.
+The bytes to decode may come from anybody: a frame must say a possible size before anything is allocated for it.
 """
 
 import json
@@ -15,8 +16,14 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from shoal.contracts.weights import DeltaEncoding
+from shoal.storage import sparse
+
 LEVEL = 1
 """zstd's level: on simulated bf16 weights level 3 saved 0.01 % more, and level -1 took 30 % more bytes."""
+SURELY_SPARSE = 32
+"""Where a sparse delta is 32 times smaller than the shard, planes are not tried. They take twice the time, and were larger on every shard of
+benchmarks/broadcast/updates.py."""
 MAX_HEADER_BYTES = 100 << 20  # what the safetensors format allows
 WIDTHS = {"BF16": 2, "F16": 2, "I16": 2, "U16": 2, "F32": 4, "I32": 4, "U32": 4}
 
@@ -27,27 +34,45 @@ class BadDelta(ValueError):
     """Bytes that are no delta of this shard."""
 
 
-def encode(new: Bytes, base: Bytes, item_size: int) -> bytes | None:
-    """The delta that turns `base` into `new` (equally long), or None when it would not be smaller than `new` itself."""
+def encode(new: Bytes, base: Bytes, item_size: int) -> tuple[DeltaEncoding, bytes] | None:
+    """The delta that turns `base` into `new` (equally long), and its coding; None when it would not be smaller than `new` itself."""
     if len(new) != len(base):
         raise ValueError(f"the shard has {len(new)} bytes, the base's has {len(base)}: a delta needs equal sizes")
+    few = sparse.encode(np.frombuffer(new, np.uint8), np.frombuffer(base, np.uint8), item_size)
+    if few is not None and len(few) * SURELY_SPARSE <= len(new):
+        return "sparse", few
+    any_change = planes(new, base, item_size)
+    found: tuple[DeltaEncoding, bytes] = ("delta", any_change)
+    if few is not None and len(few) < len(any_change):
+        found = ("sparse", few)
+    return found if len(found[1]) < len(new) else None
+
+
+def decode(encoding: DeltaEncoding, data: Bytes, base: Bytes, item_size: int) -> memoryview:
+    """The shard that `encode` was given. Never holds more than three times the base's size; raises `BadDelta` for anything else."""
+    if encoding == "delta":
+        return _from_planes(data, base, item_size)
+    try:
+        return sparse.decode(data, np.frombuffer(base, np.uint8), item_size)
+    except sparse.BadSparse as error:
+        raise BadDelta(str(error)) from error
+
+
+def planes(new: Bytes, base: Bytes, item_size: int) -> bytes:
+    """The delta in byte planes, however large it is."""
     changed = np.bitwise_xor(np.frombuffer(new, np.uint8), np.frombuffer(base, np.uint8))
-    compressed = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False).compress(
-        _to_planes(changed, item_size).data
-    )
-    return compressed if len(compressed) < len(new) else None
+    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=False).compress(_to_planes(changed, item_size).data)
 
 
-def decode(data: Bytes, base: Bytes, item_size: int) -> memoryview:
-    """The shard that `encode` was given. Never holds more than twice the base's size; raises `BadDelta` for anything else."""
+def _from_planes(data: Bytes, base: Bytes, item_size: int) -> memoryview:
     try:
         claimed = zstandard.get_frame_parameters(data).content_size
         if claimed != len(base):
             raise BadDelta(f"the delta says that it unpacks to {claimed} bytes, the shard has {len(base)}")
-        planes = zstandard.ZstdDecompressor().decompress(data, read_across_frames=False, allow_extra_data=False)
+        unpacked = zstandard.ZstdDecompressor().decompress(data, read_across_frames=False, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise BadDelta(f"the delta does not unpack: {error}") from error
-    changed = np.frombuffer(planes, np.uint8)
+    changed = np.frombuffer(unpacked, np.uint8)
     if changed.size != len(base):
         raise BadDelta(f"the delta unpacks to {changed.size} bytes, the shard has {len(base)}")
     return _apply(changed, np.frombuffer(base, np.uint8), item_size)

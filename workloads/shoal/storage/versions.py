@@ -54,8 +54,9 @@ def materialise(
     """Make `folder` hold version `version` (an HF checkpoint), every piece checked; at once when it already does. `beat` is called for each piece.
 
     A folder with a seal that `trainer_key` does not believe is made again. A delta is made on its base: the sibling folder of that version's name if
-    it is there, else from its anchor on. Shards are made side by side, each along the whole chain, and written once: at 65.5 GB and eight versions
-    80 GB are read, and about 16 shards of 16 MiB are in memory. Only where shards change their size on the way, a version is made beside `folder`.
+    it is there, else from its anchor on. An anchor is made from such a base too, where a delta lies beside it. Shards are made side by side, each
+    along the whole chain, and written once: at 65.5 GB and eight versions 80 GB are read, and about 16 shards of 16 MiB are in memory. Only where
+    shards change their size on the way, a version is made beside `folder`.
     Raises `storage.NotFound` when a version is not sealed, `WrongWeights`, `BrokenChain` or `BadSignature` when a piece is not what was signed.
     """
     if folder.is_dir():
@@ -65,26 +66,33 @@ def materialise(
     manifest = read_sealed_manifest(store, version, trainer_key)
     shutil.rmtree(folder, ignore_errors=True)  # it has a seal that is not believed, as of a key that leaked
     try:
-        _follow(store, version, folder, run, trainer_key, beat, beside=True)
+        _follow(store, version, folder, run, trainer_key, beat, from_disk=True)
     except WrongWeights:
         # A base that was taken from this disk may have rotted there: from the anchor, everything is checked again.
         _remove_links(folder)
-        _follow(store, version, folder, run, trainer_key, beat, beside=False)
+        _follow(store, version, folder, run, trainer_key, beat, from_disk=False)
     _remove_links(folder)
     return manifest
 
 
 def _follow(
-    store: Store, version: int, folder: Path, run: str, trainer_key: Signer, beat: Callable[[], None], *, beside: bool
+    store: Store,
+    version: int,
+    folder: Path,
+    run: str,
+    trainer_key: Signer,
+    beat: Callable[[], None],
+    *,
+    from_disk: bool,
 ) -> None:
-    """Assemble what `folder` needs, oldest first; with `beside`, start from a base that lies on this disk."""
+    """Assemble what `folder` needs, oldest first; with `from_disk`, start from a base that lies on this disk."""
     records: dict[int, VersionOpen] = {}
     held: dict[int, Path] = {}
     wanted: int | None = version
     while wanted is not None:
         records[wanted] = _read_record(store, wanted, run, trainer_key)
-        base = records[wanted].base
-        if base is not None and beside:
+        base = records[wanted].base or records[wanted].beside
+        if base is not None and from_disk:
             places = (folder.with_name(keys.version_name(base.version)), _link(folder, base.version))
             found = [place for place in places if _holds(place, base, trainer_key)]
             held.update((base.version, place) for place in found[:1])
@@ -94,11 +102,11 @@ def _follow(
         part = list(alike)
         first, last = part[0], part[-1]
         target = folder if last.version == version else _link(folder, last.version)
-        under = held[first.base.version] if first.base is not None else None
-        _assemble(store, part, target, under, trainer_key, beat)
+        base = chains.against(first, held)
+        _assemble(store, part, target, held[base.version] if base is not None else None, trainer_key, beat)
         held[last.version] = target
-        if first.base is not None:
-            shutil.rmtree(_link(folder, first.base.version), ignore_errors=True)
+        if base is not None:
+            shutil.rmtree(_link(folder, base.version), ignore_errors=True)
 
 
 def _link(folder: Path, version: int) -> Path:
@@ -134,7 +142,7 @@ def _assemble(
     trainer_key: Signer,
     beat: Callable[[], None],
 ) -> None:
-    """Make the last version of `way`, whose shards are all cut alike; the first one is in full, or a delta to what lies in `base`."""
+    """Make the last version of `way`, whose shards are all cut alike; the first one is in full, or has a delta to what lies in `base`."""
     first, last = way[0], way[-1]
     manifest = Signed[WeightsManifest].from_json(store.get(keys.version_weights(last.version)))
     assembler = Assembler(last, folder, base, beat, whole_shards=len(way) > 1)
@@ -142,7 +150,8 @@ def _assemble(
     def assemble(index: int) -> None:
         data: Bytes = b"" if base is None else read_shard(first, base, index)
         for record in way:
-            found = _shard(store, record, index, trainer_key)
+            beside = record is first and base is not None and record.base is None
+            found = _shard(store, record, index, trainer_key, beside=beside)
             data = unpacked(record, *found, data)
         assembler.write_shard(index, data)
         beat()
@@ -151,13 +160,14 @@ def _assemble(
     assembler.finish(manifest, trainer_key)
 
 
-def _shard(store: Store, record: VersionOpen, index: int, trainer_key: Signer) -> tuple[ShardDescriptor, bytes]:
-    """A shard as it travels, checked against its descriptor."""
+def _shard(
+    store: Store, record: VersionOpen, index: int, trainer_key: Signer, *, beside: bool
+) -> tuple[ShardDescriptor, bytes]:
+    """A shard as it travels, of the version or of the delta beside it, checked against its descriptor."""
     run, version = record.run, record.version
-    checked = (
-        Signed[ShardDescriptor].from_json(store.get(keys.version_descriptor(version, index))).verified(trainer_key)
-    )
-    data = store.get(keys.version_shard(version, index))
+    described = store.get(keys.version_descriptor(version, index, beside=beside))
+    checked = Signed[ShardDescriptor].from_json(described).verified(trainer_key)
+    data = store.get(keys.version_shard(version, index, beside=beside))
     if (checked.run, checked.version, checked.index) != (run, version, index):
         raise WrongWeights(f"descriptor of shard {index} of version {version} belongs to another version")
     if hashlib.sha256(data).hexdigest() != checked.sha256:
