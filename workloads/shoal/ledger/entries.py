@@ -14,6 +14,7 @@ from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex, unset
 from shoal.contracts.compute import Compute
 from shoal.contracts.roster import Roster
 from shoal.contracts.signed import Signed
+from shoal.contracts.work import LeasePart
 from shoal.ledger.facts import InvitedNode, RunTerms
 from shoal.ledger.merkle import LONGEST_PATH
 
@@ -190,6 +191,11 @@ class Accepted(_OfFile):
         default=None,
         exclude_if=unset,
         description="tokens of the rows that validators looked at, in proportion to the rows; absent: all `tokens`",
+    )
+    part: LeasePart | None = Field(
+        default=None,
+        exclude_if=unset,
+        description="of a lease that was handed in in parts: its groups count once files with all of them are accepted",
     )
 
     @property

@@ -193,7 +193,8 @@ class LedgerView:
                 self.groups_judged += file.groups
                 self.groups_with_signal += file.counted_groups
         self.settled[node, file.file] = "accepted"
-        self.accepted_in_a_row[node] += 1
+        if file.part is None or not file.part.left:  # a lease counts once, in however many parts
+            self.accepted_in_a_row[node] += 1
         self.accepted_unix[node] = unix
         files = self.files_of[node]
         files.accepted += 1
