@@ -77,11 +77,12 @@ def test_another_node_finishes_a_lease_as_the_first_would_have_drawn_it(run: Orc
     judge_all(run)
     batch = StepBatch.from_json(run.store.get(keys.step_batch(0)))
     prompts = drawn_prompts(run.state, run.state.codec.step(0), first, lease.submission)
-    assert [(file.node, file.rows, file.prompt_indices) for file in batch.files[:2]] == [
-        (first, GROUP_SIZE, prompts[:1]),
-        (second, GROUP_SIZE, prompts[1:]),
+    parts = [file for file in batch.files if file.rows == GROUP_SIZE]
+    assert sorted((file.node != first, file.rows, file.prompt_indices) for file in parts) == [
+        (False, GROUP_SIZE, prompts[:1]),
+        (True, GROUP_SIZE, prompts[1:]),
     ]
-    assert [groups for _, _, groups in accepted(run)] == [1, 1, 2], "each group is paid once"
+    assert sorted(groups for _, _, groups in accepted(run)) == [1, 1, 2], "each group is paid once"
 
 
 def test_a_node_that_leaves_out_what_it_dislikes_keeps_what_it_likes_out_too(run: Orchestrator) -> None:
@@ -122,7 +123,7 @@ def test_a_node_that_goes_on_has_a_lease_for_the_rest_however_often_it_asks(run:
     assert uploads.submit(run.state, notice) == receipt
     hand_in(run, rest)
     judge_all(run)
-    assert accepted(run) == [(node, 0, 1), (node, FIRST_PART_NUMBER, 1)]
+    assert sorted(accepted(run)) == [(node, 0, 1), (node, FIRST_PART_NUMBER, 1)]
     assert run.state.view.accepted_in_a_row[node] == 1, "a lease counts once, in however many parts"
 
 
@@ -137,7 +138,7 @@ def test_what_a_killed_worker_kept_is_finished_by_another_and_its_late_file_is_r
         hand_in(run, kept)
     hand_in(run, rest)
     judge_all(run)
-    assert [node for node, _, _ in accepted(run)] == [killed, other]
+    assert {node for node, _, _ in accepted(run)} == {killed, other}
 
 
 def test_a_rest_that_runs_out_goes_to_the_next_node(run: Orchestrator) -> None:

@@ -251,6 +251,7 @@ class MalformedFact(Contract):
     compute: Compute | None = None
     left_out: list[Count] | None = None
     looked_at: Count | None = None
+    part: LeasePart | None = None
     keys: Signed[Roster] | None = None
 
     @property
