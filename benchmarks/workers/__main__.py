@@ -31,7 +31,7 @@ SETTINGS = {
     "steady_64_slots_mixed": replace(STEADY, means=(2_000.0, 4_000.0, 8_000.0, 16_000.0)),
     "run_64_slots": PAPER,
 }
-KILLED_HOURS = 2.0
+KILLED_HOURS = 0.5
 KILLED = {
     f"mean_{mean:.0f}_{signal.lower()}_{'whole_leases' if seconds is None else f'parts_{seconds}_s'}": Killed(
         mean, seconds, signal

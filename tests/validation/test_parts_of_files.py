@@ -31,7 +31,7 @@ def as_others(rows: list[Rollout]) -> list[Rollout]:
 
 @pytest.fixture(scope="module")
 def rows(court: Court) -> list[Rollout]:
-    return court.rows(court.made.honest)
+    return court.rows(court.made.old)
 
 
 def test_a_part_and_the_rest_by_another_node_are_accepted(court: Court, rows: list[Rollout]) -> None:
