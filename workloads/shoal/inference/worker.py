@@ -236,8 +236,8 @@ class Worker:
         ends = self._leave_by()
         self._at_desk.join(max(0.0, ends - time.monotonic()))  # a lease that it just got is given back below
         if self._open or self._returning:
-            left = round(max(0.0, ends - time.monotonic()), 1)
-            get_logger().info("waiting", for_what="files to be handed in", files=len(self._open), most_seconds=left)
+            seconds = round(max(0.0, ends - time.monotonic()), 1)
+            get_logger().info("waiting", for_what="files to be handed in", files=len(self._open), most_seconds=seconds)
         while (self._open or self._returning) and time.monotonic() < ends:
             self._woken.wait(IDLE_SECONDS)
             self._woken.clear()
