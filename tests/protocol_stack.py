@@ -134,7 +134,7 @@ def verdict_on(
     evidence: str = "",
 ) -> Verdict:
     """A validator's finding; by default it accepts, and every group carries signal (rewards 1, 0, 1, 0)."""
-    rows = GROUPS * GROUP_SIZE
+    rows = (GROUPS if job.part is None else len(job.part.groups)) * GROUP_SIZE
     given = rewards if rewards is not None else [float(n % 2 == 0) for n in range(rows)]
     accepted = outcome == "accept"
     return Verdict(
@@ -153,6 +153,7 @@ def verdict_on(
         else [],
         rows=rows if accepted else 0,
         completion_tokens=100 if accepted else 0,
+        part=job.part,
     )
 
 

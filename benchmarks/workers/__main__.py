@@ -2,7 +2,7 @@
 
 The engine is a clock at the speed of four H100 with a 32B model and the paper's lengths; planning, filling, swapping and giving up are the
 product's own (`fleet`). `steady` has one version and an endless step, `run` steps of the paper's size with versions that come. Each is compared
-with one lease at a time.
+with one lease at a time. `--killed` measures `tokens_lost_share` alone and keeps the other figures.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.workers.clock_engine import LIMIT_TOKENS, MEAN_TOKENS, SPREAD, STRIDE
 from benchmarks.workers.fleet import Found, Setting, simulate
+from benchmarks.workers.killed import Killed, lost_share
 from shoal.inference.lease_desk import MOST_LEASES
 from shoal.installed import installed
 
@@ -30,6 +31,21 @@ SETTINGS = {
     "steady_64_slots_mixed": replace(STEADY, means=(2_000.0, 4_000.0, 8_000.0, 16_000.0)),
     "run_64_slots": PAPER,
 }
+KILLED_HOURS = 0.5
+KILLED = {
+    f"mean_{mean:.0f}_{signal.lower()}_{'whole_leases' if seconds is None else f'parts_{seconds}_s'}": Killed(
+        mean, seconds, signal
+    )
+    for mean in (200.0, 1_000.0, MEAN_TOKENS)
+    for signal in ("KILL", "TERM")
+    for seconds in (None, 10)
+}
+"""Every worker is killed once a minute."""
+
+
+def killed_shares() -> dict[str, float]:
+    """`tokens_lost_share` of each, some seconds."""
+    return {name: lost_share(each, KILLED_HOURS) for name, each in KILLED.items()}
 
 
 def compared(setting: Setting, found: Found, one: Found) -> dict[str, Any]:
@@ -51,7 +67,12 @@ def accepted(found: Found) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hours", type=float, default=HOURS, help="of virtual time, the first of them to warm up")
+    parser.add_argument("--killed", action="store_true", help="only what is lost of workers that are killed")
     asked = parser.parse_args()
+    if asked.killed:
+        document = json.loads(RESULT.read_text()) | {"tokens_lost_share": killed_shares()}
+        RESULT.write_text(json.dumps(document, indent=1) + "\n")
+        return
     if asked.hours <= WARM_UP_HOURS:
         parser.error(f"--hours {asked.hours}: more than {WARM_UP_HOURS:g}, which warm up")
     found = {}
@@ -72,6 +93,7 @@ def main() -> None:
         "tokens_ratio_to_one_lease": steady["tokens_ratio_to_one_lease"],
         "engine_idle_share": run["engine_idle_share"],
         "expired_share": run["expired_share"],
+        "tokens_lost_share": killed_shares(),
         "lengths": {"mean": MEAN_TOKENS, "limit": LIMIT_TOKENS, "spread": SPREAD, "stride": STRIDE},
         "hours": asked.hours,
         "found": found,

@@ -236,8 +236,7 @@ class ClockWorker:
 
     def _row(self, seed: int, sample: int) -> PlannedRow:
         means = self._setting.means
-        target = int(means[seed % len(means)]) if len(means) > 1 else None
-        return PlannedRow(TASK, 0, sample, target, Request((0,), seed, 1.0, LIMIT))
+        return planned_row(seed, sample, int(means[seed % len(means)]) if len(means) > 1 else None)
 
     def _swap(self, policy: VersionOnDisk) -> None:
         self.engine.now += SWAP_SECONDS
@@ -251,6 +250,11 @@ class ClockWorker:
     def _given_up(self, lease: RunningLease, reason: str, error: Exception | None) -> None:
         self._run.open.pop(lease.given.lease.lease, None)
         self.returned += 1
+
+
+def planned_row(seed: int, sample: int, target: int | None = None) -> PlannedRow:
+    """A row of which only its seed tells the length."""
+    return PlannedRow(TASK, 0, sample, target, Request((0,), seed, 1.0, LIMIT))
 
 
 def _version(number: int) -> VersionOnDisk:

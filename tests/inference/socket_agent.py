@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from shoal.contracts.problems import TYPE_PREFIX, ProblemDocument
-from shoal.contracts.protocol import Lease, LocalReturn, LocalSubmission, StepInfo, SubmissionReceipt
+from shoal.contracts.protocol import Lease, LocalReturn, LocalSubmission, StepInfo, SubmissionReceipt, rest_of
 from shoal.contracts.run import AgentState
 from shoal.contracts.task_table import write_tasks
 from shoal.contracts.tasks import Task
+from shoal.contracts.work import FIRST_PART_NUMBER, LeasePart
 
 
 @dataclass
@@ -37,6 +38,28 @@ class Agent:
     refuse_steps: str = ""
     """The code with which every question for a step is refused, unless empty."""
     refused: int = 0
+    groups: int = 1
+    """Of a lease."""
+    rests: dict[str, Lease] = field(default_factory=dict)
+    """Leases for what parts left, by name."""
+
+    def rest(self, handed: LocalSubmission) -> Lease | None:
+        """The lease for what a part leaves that its worker goes on with."""
+        if handed.part is None or not handed.part.keep:
+            return None
+        before = self.rests.get(handed.lease)
+        had = before.part.groups if before is not None and before.part is not None else list(range(self.groups))
+        submission = before.part.submission if before is not None and before.part is not None else int(handed.lease, 16)
+        part = LeasePart(
+            node=self.state.node,
+            submission=submission,
+            groups=[place for place in had if place not in handed.part.groups],
+        )
+        name, number = rest_of(handed.lease), FIRST_PART_NUMBER + len(self.rests)
+        self.rests[name] = Lease(
+            lease=name, node=self.state.node, step=4, submission=number, expires_unix=time.time() + 600, part=part
+        )
+        return self.rests[name]
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -83,6 +106,7 @@ class SocketAgent:
                 elif self.path == "/v1/leases":
                     asked = json.loads(body)
                     agent.named.append(asked.pop("held", None))
+                    asked.pop("parts", None)
                     number, agent.leases = agent.leases, agent.leases + 1
                     lease = Lease(lease=f"{number:032x}", **asked, submission=number, expires_unix=time.time() + 600)
                     self._answer(200, lease.to_json())
@@ -97,7 +121,9 @@ class SocketAgent:
                         return
                     data = (home / "tmp" / handed.file).read_bytes()
                     agent.files.append((handed, data))
-                    receipt = SubmissionReceipt(lease=handed.lease, sha256="ab" * 32, status="queued")
+                    receipt = SubmissionReceipt(
+                        lease=handed.lease, sha256="ab" * 32, status="queued", rest=agent.rest(handed)
+                    )
                     self._answer(200, receipt.to_json())
 
             def _answer(self, status: int, body: bytes) -> None:

@@ -512,3 +512,57 @@ def test_empty_slots_are_booked_by_their_cause(handing_in: int, most: int, cause
     assert metrics.SLOT_SECONDS.labels(cause)._value.get() - before[cause] == pytest.approx(
         (SLOTS - 1) * (world.engine.now - began)
     )
+
+
+def in_parts(world: World, seconds: float = 1e6) -> None:
+    """A lease of three groups of two rows; those of the second go on longest."""
+    public = tiny_policy.PUBLIC.model_copy(update={"group_size": 2})
+    world.lease(7, [SHORT, SHORT, LONG, LONG, SHORT, SHORT], public=public, part_seconds=seconds)
+
+
+def test_a_worker_that_is_asked_to_stop_hands_in_whole_groups_and_leaves_the_rest() -> None:
+    world = World()
+    in_parts(world)
+    while not world.loop.batch.leases or len(world.loop.batch.leases[0].made) < 4:
+        world.loop.turn()
+    world.loop.batch.pace = GENERATE_SECONDS  # the long rows cannot be finished
+    world.loop.leave()
+    world.loop.turn()
+    [part] = world.done
+    assert (part.places, len(part.completions), part.keeps_rest) == ([0, 2], 4, False)
+    assert (world.loop.batch.leases, world.engine.rows) == ([], {})
+    assert world.lost == [], "its file ends the lease: it is not given back beside it"
+
+
+def test_without_a_whole_group_a_lease_is_given_back() -> None:
+    world = World()
+    in_parts(world)
+    for _ in range(3):
+        world.loop.turn()
+    world.loop.batch.pace = GENERATE_SECONDS
+    world.loop.leave()
+    world.loop.turn()
+    assert (world.done, world.lost) == ([], [(7, "leaving")])
+
+
+def test_whole_groups_are_handed_in_while_the_others_go_on_and_each_row_once() -> None:
+    world = World()
+    in_parts(world, seconds=0.1)
+    world.until(1)
+    part, left = world.done[0], world.loop.batch.leases[0]
+    assert part.keeps_rest
+    assert part.rest is left
+    assert left.parting
+    world.until(2)
+    assert (part.places, left.places) == ([0], [1, 2])
+    assert [len(made.tokens) for made in part.completions] == [length(SHORT)] * 2
+    assert [len(made.tokens) for made in left.completions] == [length(LONG)] * 2 + [length(SHORT)] * 2
+
+
+def test_a_lease_is_dropped_when_a_part_of_it_was_not_taken() -> None:
+    world = World()
+    in_parts(world, seconds=0.1)
+    world.until(1)
+    world.loop.batch.leases[0].spoiled = True
+    world.loop.turn()
+    assert world.lost == [(7, "refused")]

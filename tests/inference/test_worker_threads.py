@@ -21,9 +21,18 @@ from servers import STARTED_WITH
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
+    return what_it_saw("whole")
+
+
+@pytest.fixture(scope="module")
+def in_parts() -> dict[str, Any]:
+    return what_it_saw("parts")
+
+
+def what_it_saw(kind: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [sys.executable, __file__, folder],
+            [sys.executable, __file__, folder, kind],
             env=STARTED_WITH | {"PYTHONPATH": ":".join(sys.path)},
             capture_output=True,
             text=True,
@@ -72,7 +81,30 @@ def test_the_time_to_leave_is_counted_once(seen: dict[str, Any]) -> None:
     assert seen["ended_seconds"] < 3.0
 
 
-def main(folder: Path) -> None:
+def test_no_group_of_a_lease_is_handed_in_twice_and_parts_come_under_the_lease_for_the_rest(
+    in_parts: dict[str, Any],
+) -> None:
+    for first in {file["first"] for file in in_parts["files"]}:
+        of_one = [file for file in in_parts["files"] if file["first"] == first]
+        seeds = [seed for file in of_one for seed in file["seeds"]]
+        assert len(seeds) == len(set(seeds)), "each row once"
+        names = [file["lease"] for file in of_one]
+        assert len(names) == len(set(names)), "a lease has one file"
+        assert all(file["submission"] == file["leased"] for file in of_one)
+    assert any(file["groups"] not in (None, []) for file in in_parts["files"])
+
+
+def test_a_worker_that_is_stopped_hands_in_whole_groups_and_gives_nothing_back_beside_them(
+    in_parts: dict[str, Any],
+) -> None:
+    left = [file["lease"] for file in in_parts["files"] if file["groups"] and not file["keep"]]
+    assert left
+    assert not {*left} & {*in_parts["returned"]}
+    assert not {file["lease"] for file in in_parts["files"]} & {*in_parts["returned"]}
+    assert in_parts["left_in_tmp"] == []
+
+
+def main(folder: Path, kind: str) -> None:
     from benchmarks.workers.clock_engine import ClockEngine
 
     class Engine(ClockEngine):
@@ -98,6 +130,7 @@ def main(folder: Path) -> None:
     from shoal.contracts.run import AgentState, PublicRun
     from shoal.contracts.weights import WeightsManifest
     from shoal.environments import Score
+    from shoal.inference import generation
     from shoal.inference import worker as module
     from shoal.inference.assignments import WorkContext
     from shoal.inference.generation import Wish
@@ -124,10 +157,10 @@ def main(folder: Path) -> None:
         environment="clock",
         environment_digest="0" * 64,
         tasks_digest="0" * 64,
-        task_count=1,
-        group_size=6,
+        task_count=3,
+        group_size=2 if kind == "parts" else 6,
         max_sequence_length=31_000,
-        sampling=Sampling(max_completion_tokens=30_720, groups_per_submission=1),
+        sampling=Sampling(max_completion_tokens=30_720, groups_per_submission=3 if kind == "parts" else 1),
         length_reward=None,
     )
     manifest = WeightsManifest(
@@ -153,7 +186,7 @@ def main(folder: Path) -> None:
     worker: Any = module.Worker(folder, Liveness(60.0), EngineSettings())
     environment = Environment()
     worker._state, worker._public, worker._codec = agent.state, public, public.codec
-    worker._training, worker._benchmarks = WorkContext(public, environment, [TASK]), {}
+    worker._training, worker._benchmarks = WorkContext(public, environment, [TASK] * 3), {}
     worker._tokenizer, worker._eos, worker._tools = None, frozenset(), {"clock": None}
     worker._engine, worker._first = Engine(sequences=8, means=(1500.0,)), policy
     worker._engine.close = lambda: None
@@ -168,6 +201,50 @@ def main(folder: Path) -> None:
                 raise SystemExit(f"waited 120 s for {what}")
             time.sleep(0.001)
 
+    class Stopping(generation.Generation):
+        """Is asked to stop behind some files, when groups of a lease are whole and others are not."""
+
+        def turn(self) -> bool:
+            if len(agent.files) >= 12:
+                for lease in self.batch.leases:
+                    lease.next_part = 1e18
+                    groups = len(lease.planned) // 2
+                    whole = sum({2 * group, 2 * group + 1} <= lease.made.keys() for group in range(groups))
+                    if 0 < whole < groups and not lease.parting:
+                        STOP.set()
+            return super().turn()
+
+    if kind == "parts":
+        agent.groups = 3
+        module.Generation = Stopping
+        plan = worker._desk._plan
+        worker._desk._plan = lambda *about: replace(plan(*about), part_seconds=0.002)
+        generation.PART_LOOK_SECONDS = 0.0
+        generation.GENERATE_SECONDS = 0.01  # too short for rows of the greatest length
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        until("files, and a lease with a whole group", STOP.is_set)
+        thread.join(60)
+        assert not thread.is_alive()
+        files = []
+        for handed, data in agent.files:
+            rows, rest = read_rollouts(data)[0], agent.rests.get(handed.lease)
+            files.append(
+                {
+                    "first": int(handed.lease, 16) if rest is None or rest.part is None else rest.part.submission,
+                    "lease": handed.lease,
+                    "leased": int(handed.lease, 16) if rest is None else rest.submission,
+                    "submission": rows[0].submission,
+                    "groups": handed.part.groups if handed.part is not None else None,
+                    "keep": handed.part is not None and handed.part.keep,
+                    "seeds": [row.seed for row in rows],
+                }
+            )
+        left = [path.name for path in (folder / "tmp").iterdir()]
+        found = {"files": files, "returned": agent.returned, "left_in_tmp": left}
+        (folder / "seen.json").write_text(json.dumps(found))
+        server.close()
+        return
     line_is_free = threading.Event()
     worker._uploading.put(line_is_free.wait)
     lease = Lease(lease="ee" * 16, node="ab" * 32, step=4, submission=99, expires_unix=0.0)
@@ -202,7 +279,7 @@ def main(folder: Path) -> None:
         version_folder = folder / "weights" / version_name(number)
         version_folder.mkdir(parents=True)
     worker._benchmarks = {"one": None}
-    worker._agent.step = lambda holds, together: shown.append(list(holds))
+    worker._agent.step = lambda holds, together, parts: shown.append(list(holds))
     for wish in (None, Wish(policy, False, False), Wish(policy, True, False)):
         worker._step(wish)
     found = {
@@ -226,4 +303,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

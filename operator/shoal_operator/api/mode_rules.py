@@ -26,6 +26,14 @@ MODE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="TrainingRunSpec",
+        expression="self.mode == 'Train' || !has(self.rollouts)",
+        message="goes with mode Train only: other modes have no rollouts, or take them whole",
+        field="rollouts",
+        good={"mode": "Train", "rollouts": {"handInEverySeconds": 60}},
+        bad={"mode": "Generate", "rollouts": {"handInEverySeconds": 60}},
+    ),
+    Rule(
+        model="TrainingRunSpec",
         expression="self.mode == 'Train' || !has(self.rollBack)",
         message="goes with mode Train only",
         field="rollBack",

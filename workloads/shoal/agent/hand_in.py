@@ -58,6 +58,7 @@ def hand_in(
             sha256=sha256,
             groups=submission.groups,
             policy_version=submission.policy_version,
+            part=submission.part,
         )
 
         def once() -> SubmissionReceipt:

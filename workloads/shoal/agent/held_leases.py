@@ -43,6 +43,13 @@ class HeldLeases:
             self._leases = {name: held for name, held in self._leases.items() if held.expires_unix > over}
             self._leases[lease.lease] = lease
 
+    def note_rest(self, lease: str, rest: Lease) -> None:
+        """Part of a lease was handed in, and its worker goes on with the rest. It takes as long as the lease does."""
+        with self._lock:
+            self._leases.pop(lease, None)
+            self._begun[rest.lease] = self._begun.pop(lease, time.monotonic())
+            self._leases[rest.lease] = rest
+
     def forget(self, lease: str, *, done: bool = False) -> None:
         """Its file was taken (`done`), or refused for good, or it was given back."""
         with self._lock:

@@ -74,7 +74,7 @@ def make_app(
 
     @app.get("/v1/step")
     def step(request: Request) -> Response:
-        path = _passed_on("/v1/step", request, "holds", "together")
+        path = _passed_on("/v1/step", request, "holds", "together", "parts")
         info = session.orchestrator().call("GET", path, reply=StepInfo, deadline_seconds=PASS_SECONDS)
         if info is not None:
             session.note_latest_version(info.latest_version)
@@ -111,7 +111,10 @@ def make_app(
         except Refused:
             held.forget(handed.lease)
             raise
-        held.forget(handed.lease, done=True)
+        if receipt.rest is not None:
+            held.note_rest(handed.lease, receipt.rest)
+        else:
+            held.forget(handed.lease, done=handed.part is None)
         return json_answer(receipt)
 
     @app.post("/v1/metrics")

@@ -3,6 +3,7 @@
 A worker's message is a claim about itself: every field is bounded, and the orchestrator compares `node` with the key that signed the request.
 """
 
+import hashlib
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -18,6 +19,7 @@ from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.signed import Signed
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.weights import VersionNumber
+from shoal.contracts.work import LeasePart
 
 NodeState = Literal["Discovered", "Invited", "Healthy", "Unhealthy", "Dead", "Evicted", "Banned"]
 
@@ -223,6 +225,12 @@ class StepInfo(Contract):
         exclude_if=unset,
         description="that the node may have at a time: a further one drops the oldest. Told to a node that asks with `together`",
     )
+    hand_in_every_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        exclude_if=unset,
+        description="whole groups of a lease may be handed in, and are after this time. Told to a node that asks with `parts`",
+    )
 
 
 class LeaseRequest(Contract):
@@ -233,6 +241,11 @@ class LeaseRequest(Contract):
         max_length=99,
         exclude_if=lambda held: held is None,
         description="leases that the node works on: none of them is dropped for this one. Named to whoever tells `leases`",
+    )
+    parts: bool = Field(
+        default=False,
+        exclude_if=lambda parts: not parts,
+        description="it finishes what others began, too. Said to whoever tells `hand_in_every_seconds`",
     )
 
 
@@ -251,6 +264,23 @@ class Lease(Contract):
     step: int = Field(ge=0)
     submission: int = Field(ge=0)
     expires_unix: float
+    part: LeasePart | None = Field(
+        default=None, exclude_if=unset, description="the rest of a lease of which other groups were handed in"
+    )
+
+
+def rest_of(lease: LeaseId) -> LeaseId:
+    """The name of the lease for what a part of this one left: the same for everybody, however often it is asked for."""
+    return hashlib.sha256(b"shoal/rest/v1\0" + bytes.fromhex(lease)).hexdigest()[:32]
+
+
+class HandedPart(Contract):
+    """A file has some of its lease's groups only. The rest is a lease of its own from then on: this node's with `keep`, else anybody's."""
+
+    groups: list[int] = Field(
+        min_length=1, max_length=65536, description="places in the draw, from 0, ascending; not all of the lease"
+    )
+    keep: bool = False
 
 
 class UploadRequest(Contract):
@@ -280,12 +310,16 @@ class SubmissionNotice(Contract):
     sha256: Sha256Hex
     groups: int = Field(ge=1, le=65536)
     policy_version: VersionNumber | None = Field(default=None, exclude_if=unset, description=OF_ROWS)
+    part: HandedPart | None = Field(default=None, exclude_if=unset, description="None: the file has all of its lease")
 
 
 class SubmissionReceipt(Contract):
     lease: LeaseId
     sha256: Sha256Hex
     status: Literal["queued", "accepted", "rejected", "expired", "inconclusive"]
+    rest: Lease | None = Field(
+        default=None, exclude_if=unset, description="the lease for what a part left, if it was kept"
+    )
 
 
 class VersionAnnouncement(Contract):
@@ -384,6 +418,9 @@ class ValidationJob(Contract):
         exclude_if=unset,
         description="CPU seconds that are left to programs of this node; None: a whole file's",
     )
+    part: LeasePart | None = Field(
+        default=None, exclude_if=unset, description="that the file must hold; None: all that is drawn for its number"
+    )
 
 
 class LocalSubmission(Contract):
@@ -393,6 +430,7 @@ class LocalSubmission(Contract):
     file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
     groups: int = Field(ge=1, le=65536)
     policy_version: VersionNumber | None = Field(default=None, exclude_if=unset, description=OF_ROWS)
+    part: HandedPart | None = Field(default=None, exclude_if=unset)
 
 
 class LocalReturn(Contract):

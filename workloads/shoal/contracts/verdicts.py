@@ -14,6 +14,7 @@ from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
 from shoal.contracts.compute import Compute
 from shoal.contracts.protocol import ShortText
 from shoal.contracts.signed import Signed
+from shoal.contracts.work import LeasePart
 
 Outcome = Literal["accept", "reject", "expired", "inconclusive"]
 
@@ -42,7 +43,7 @@ NEVER_ALONE: frozenset[RejectReason] = frozenset({"unread"})
 
 
 LATER_FIELDS = (
-    "validator", "seconds_by_check", "completion_lengths", "cut_rows", "compute", "answers", "program_seconds", "card", "left_out",
+    "validator", "seconds_by_check", "completion_lengths", "cut_rows", "compute", "answers", "program_seconds", "card", "left_out", "part",
 )  # fmt: skip
 """Of a verdict, that releases added."""
 
@@ -115,6 +116,9 @@ class Verdict(Contract):
         default_factory=list,
         max_length=1_000_000,
         description="of an accepted file: rows with a token behind by more than one may be, ascending. They are neither trained on nor paid",
+    )
+    part: LeasePart | None = Field(
+        default=None, description="that the file had to hold; None: all that is drawn for its number"
     )
 
     @model_serializer(mode="wrap")

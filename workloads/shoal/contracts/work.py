@@ -15,7 +15,9 @@ from enum import Enum, auto
 from functools import cached_property
 from typing import ClassVar, Self
 
-from shoal.contracts.base import NodeId
+from pydantic import Field, field_validator
+
+from shoal.contracts.base import Contract, NodeId
 from shoal.contracts.datasets import Mode
 from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.recipe import LengthReward, Sampling
@@ -165,8 +167,59 @@ class EvaluationSlice:
 Work = TrainingStep | TableSlice | EvaluationSlice
 
 
-def draw(work: Work, *, beacon: bytes, run: str, node: NodeId, submission: int) -> list[DrawnGroup]:
-    """The groups that a file of this work must hold. ValueError for a beacon that is none, and for a table with too few rows."""
+FIRST_PART_NUMBER = 1 << 24
+"""Submission numbers from here on are of leases that finish another one. They draw nothing of their own, so that a node passes over no number by
+them."""
+
+
+class LeasePart(Contract):
+    """Part of what a lease drew: the file holds `groups` of those that are drawn for number `submission` of `node`, in their order.
+
+    Prompts, targets and seeds are theirs, whoever makes the file: a row that one node left out is drawn by another exactly so.
+    """
+
+    node: NodeId = Field(description="for which the groups are drawn")
+    submission: int = Field(ge=0)
+    groups: list[int] = Field(min_length=1, max_length=65536, description="places in the draw, from 0, ascending")
+    left: int = Field(
+        default=0,
+        ge=0,
+        exclude_if=lambda left: left == 0,
+        description="groups of the same lease that its file did not bring",
+    )
+
+    @field_validator("groups")
+    @classmethod
+    def _ascending(cls, groups: list[int]) -> list[int]:
+        if groups != sorted(set(groups)) or groups[0] < 0:
+            raise ValueError("groups are places in the draw, from 0, ascending, each once")
+        return groups
+
+    @property
+    def drawn_for(self) -> tuple[NodeId, int]:
+        """Whose draw it is a part of."""
+        return self.node, self.submission
+
+
+def may_be_parted(work: Work) -> bool:
+    """Whether a lease for this work may be handed in in parts: a step's of several groups, without rows that continue all of them."""
+    return isinstance(work, TrainingStep) and work.shape.groups > 1 and work.shape.rows_each == 1
+
+
+def draw(
+    work: Work, *, beacon: bytes, run: str, node: NodeId, submission: int, part: LeasePart | None = None
+) -> list[DrawnGroup]:
+    """The groups that a file of this work must hold; of a `part`, its own.
+
+    ValueError for a beacon that is none, for a table with too few rows, and for a part of what is not drawn.
+    """
+    if part is not None:
+        if not may_be_parted(work) or part.groups[-1] >= work.shape.groups:
+            raise ValueError(
+                f"groups {part.groups[:8]} are no part of a lease of {work.shape.groups} groups for {work.number}"
+            )
+        whole = draw(work, beacon=beacon, run=run, node=part.node, submission=part.submission)
+        return [whole[place] for place in part.groups]
     node, submission = work.drawn_for(node, submission)
     drawn, shape = work.drawn, work.shape
     if isinstance(work, TrainingStep) and work.sources:

@@ -56,13 +56,15 @@ class AgentClient:
             )
         return tasks
 
-    def step(self, holds: Sequence[int] = (), together: int = 1) -> StepInfo | None:
+    def step(self, holds: Sequence[int] = (), together: int = 1, parts: bool = False) -> StepInfo | None:
         """The open step, or None. With versions that this pod holds it may be a slice of an evaluation of one of them.
 
-        `together`: leases that the worker would have at a time; the answer says how many it may have.
+        `together`: leases that the worker would have at a time; the answer says how many it may have. With `parts` it says after which time whole
+        groups are handed in.
         """
         asked = [f"holds={','.join(map(str, holds))}"] if holds else []
         asked += [f"together={together}"] if together > 1 else []
+        asked += ["parts=1"] if parts else []
         path = "?".join(["/v1/step", *(["&".join(asked)] if asked else [])])
         try:
             shown = self._http.call("GET", path, reply=StepInfo, deadline_seconds=ASK_SECONDS)
@@ -77,10 +79,10 @@ class AgentClient:
         self._refused = None
         return shown
 
-    def lease(self, node: str, step: int, held: Collection[str] | None = None) -> Lease | None:
+    def lease(self, node: str, step: int, held: Collection[str] | None = None, parts: bool = False) -> Lease | None:
         """A lease for `step`, or None: refused (the step closed, enough is leased, not Healthy) or nobody there. `held`: those that there are; None
-        for an earlier orchestrator."""
-        wanted = LeaseRequest(node=node, step=step, held=sorted(held) if held is not None else None)
+        for an earlier orchestrator. `parts`: the lease may be for the rest of another one."""
+        wanted = LeaseRequest(node=node, step=step, held=sorted(held) if held is not None else None, parts=parts)
         try:
             return self._http.call("POST", "/v1/leases", wanted, Lease, deadline_seconds=ASK_SECONDS)
         except (Unavailable, Refused) as error:

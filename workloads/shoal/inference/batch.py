@@ -9,12 +9,12 @@ import random
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heapreplace
 
 from shoal.contracts.protocol import Lease, StepInfo
 from shoal.contracts.run import PublicRun
-from shoal.contracts.work import Work
+from shoal.contracts.work import Work, may_be_parted
 from shoal.environments.episodes import Tools
 from shoal.inference.commitment import HAND_IN_SECONDS, comes_too_late, is_sealed, longest_left
 from shoal.inference.completions import Completion
@@ -37,7 +37,8 @@ SPARE = 1.2
 class PlannedLease:
     """A lease that may begin: its rows, and the version that they are of. Times are monotonic seconds.
 
-    `life`: of a new lease like this one. One whose answer was lost is given once more, and has less left.
+    `life`: of a new lease like this one. One whose answer was lost is given once more, and has less left. `part_seconds`: after this time whole
+    groups of it are handed in; None: the orchestrator takes it whole or not at all.
     """
 
     lease: Lease
@@ -49,6 +50,13 @@ class PlannedLease:
     given: float
     ends: float
     life: float
+    part_seconds: float | None = None
+
+    @property
+    def places(self) -> list[int]:
+        """Its groups' places in the draw."""
+        part = self.lease.part
+        return list(range(self.work.shape.groups)) if part is None else list(part.groups)
 
     @property
     def later_rows(self) -> int:
@@ -94,6 +102,28 @@ class RunningLease:
     continued: bool = False
     dropped: bool = False
     """It left the batch before it was whole."""
+    places: list[int] = field(default_factory=list)
+    """Of the groups that it still has, in the draw."""
+    rest: "RunningLease | None" = None
+    """Of a part that is handed in: what is left, whose lease it is under."""
+    keeps_rest: bool = False
+    """Of a part: the rest goes on here."""
+    next_part: float = 0.0
+    """When its whole groups are looked for next (monotonic)."""
+    parting: bool = False
+    """A part of it is being handed in, and it goes on."""
+    spoiled: bool = False
+    """A part of it was not taken: what is left is no whole any more."""
+
+    @property
+    def drawn(self) -> int:
+        """Rows that are drawn for it; continuations follow on these."""
+        return len(self.places) * self.given.public.group_size
+
+    @property
+    def holder(self) -> "RunningLease":
+        """Whose lease it is handed in under, which changes with each part that was taken."""
+        return self.rest or self
 
     @property
     def completions(self) -> list[Completion]:
@@ -202,7 +232,8 @@ class Batch:
         """Its rows wait for slots from now on."""
         self._newest = given
         self._lacking.append(given.life - (given.ends - given.given))
-        lease = RunningLease(given, list(given.planned), deque())
+        lease = RunningLease(given, list(given.planned), deque(), places=given.places)
+        lease.next_part = given.given + (given.part_seconds or 0.0)
         lease.waiting += [
             Row(lease, index, Episode(given.planned[index])) for index in self._longest_first(given.planned)
         ]
@@ -269,6 +300,33 @@ class Batch:
         done = [lease for lease in self.leases if len(lease.made) == len(lease.planned)]
         self.leases = [lease for lease in self.leases if lease not in done]
         return done
+
+    def split(self, lease: RunningLease) -> RunningLease | None:
+        """Take whole groups that are there out of a lease that goes on; None where none is, or nothing else. Takes the time of a look at its rows."""
+        given, size = lease.given, lease.given.public.group_size
+        if given.part_seconds is None or lease.spoiled or not may_be_parted(given.work):
+            return None
+        groups = range(len(lease.planned) // size)
+        done = [group for group in groups if all(row in lease.made for row in range(group * size, (group + 1) * size))]
+        if not done or len(done) == len(groups):
+            return None
+        left = [group for group in groups if group not in done]
+
+        def rows(chosen: Sequence[int]) -> list[int]:
+            return [group * size + sample for group in chosen for sample in range(size)]
+
+        def of(chosen: Sequence[int]) -> tuple[list[PlannedRow], list[int]]:
+            return [lease.planned[row] for row in rows(chosen)], [lease.places[group] for group in chosen]
+
+        planned, places = of(done)
+        part = RunningLease(replace(given, planned=planned), planned, deque(), places=places, rest=lease)
+        part.made = {new: lease.made[old] for new, old in enumerate(rows(done))}
+        numbers = {old: new for new, old in enumerate(rows(left))}
+        lease.planned, lease.places = of(left)
+        lease.made = {numbers[old]: made for old, made in lease.made.items() if old in numbers}
+        for row in (*lease.waiting, *lease.running.values(), *lease.asking):
+            row.index = numbers[row.index]
+        return part
 
     def drop(self, lease: RunningLease) -> list[str]:
         """Take a lease out; returns its names in the engine, to be aborted."""

@@ -27,6 +27,8 @@ Pauses = Callable[[Sequence[int]], bool]
 SWAP_SHARE = 0.1
 """Of the slots' time, lost to swaps at most while the older version is accepted. A run whose rows are short swaps at once for that: it loses
 nothing."""
+PART_LOOK_SECONDS = 1.0
+"""Between looks for whole groups of a lease that are due."""
 LATE_SECONDS = 900.0
 """After its end a lease is given up. The orchestrator's clock may be this far from ours (`transport.client`), and a file in time is never lost so."""
 
@@ -114,7 +116,7 @@ class Generation:
         self._leaves_at: float | None = None
 
     def leave(self) -> None:
-        """Take no more leases; give up those that cannot be finished within the grace period."""
+        """Take no more leases; give up those that cannot be finished within the grace period, but for their whole groups."""
         if self._leaves_at is None:
             self._leaves_at = self._clock() + GENERATE_SECONDS
             self._desk.want(None)
@@ -126,6 +128,7 @@ class Generation:
         for row, answer in self._tools.answers():
             self._answered(row, answer)
         self._hand_in()
+        self._hand_in_parts(now)
         if self._leaves_at is None:
             self._begin()
         self._start(now)
@@ -151,21 +154,49 @@ class Generation:
     def _give_up(self, now: float) -> None:
         for lease in self.batch.sealed(self._desk.info):
             self._drop(lease, "sealed")
+        for lease in [each for each in self.batch.leases if each.spoiled]:
+            self._drop(lease, "refused")
         late = [lease for lease in self.batch.leases if now > lease.given.ends + LATE_SECONDS]
-        for lease in late or self.batch.too_late(now):
+        for lease in late:
             self._drop(lease, "late")
+        for lease in [] if late else self.batch.too_late(now):
+            self._leave_rest(lease, "late")
         if self._leaves_at is not None:
             for lease in self.batch.unfinishable(self._leaves_at - now):
-                self._drop(lease, "leaving")
+                self._leave_rest(lease, "leaving")
+
+    def _leave_rest(self, lease: RunningLease, reason: str) -> None:
+        """Hand in the whole groups of a lease and leave the others to somebody else; give it back where there are none."""
+        part = self.batch.split(lease)
+        if part is None:
+            self._drop(lease, reason)
+            return
+        self._lose(lease, reason)
+        self._finished(part)  # which ends the lease; what is left is anybody's then
+
+    def _hand_in_parts(self, now: float) -> None:
+        """Hand in what is whole of leases that take long: a worker that is killed loses what it made since, and no more."""
+        for lease in self.batch.leases:
+            if lease.given.part_seconds is None or lease.parting or now < lease.next_part:
+                continue
+            part = self.batch.split(lease)
+            lease.next_part = now + (PART_LOOK_SECONDS if part is None else lease.given.part_seconds)
+            if part is not None:
+                part.keeps_rest = True
+                lease.parting = True
+                self._finished(part)
 
     def _drop(self, lease: RunningLease, reason: str, error: Exception | None = None) -> None:
+        self._lose(lease, reason)
+        self._given_up(lease, reason, error)
+
+    def _lose(self, lease: RunningLease, reason: str) -> None:
         running = self.batch.tokens_running(lease)
         metrics.TOKENS.inc(running)
         metrics.LOST.labels(reason).inc(lease.tokens + running)
         names = self.batch.drop(lease)
         if names:
             self._engine.abort(names)
-        self._given_up(lease, reason, error)
 
     def _answered(self, row: Row, answer: bool | Exception) -> None:
         if isinstance(answer, Exception):

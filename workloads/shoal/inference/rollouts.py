@@ -46,7 +46,7 @@ def plan_submission(
     Raises ValueError when a prompt leaves no room for a completion: no worker can serve such a run.
     """
     beacon = bytes.fromhex(step.beacon)
-    groups = draw(work, beacon=beacon, run=public.run, node=lease.node, submission=lease.submission)
+    groups = draw(work, beacon=beacon, run=public.run, node=lease.node, submission=lease.submission, part=lease.part)
     rows = []
     for group in groups:
         task = tasks[group.prompt_index]

@@ -2,18 +2,19 @@
 
 In: the agent's socket, `weights/`. Out: one Parquet file a lease in `tmp/`, handed to the agent. Started by `__main__`. The process's first thread
 decodes (`generation`); others fetch and plan leases, answer tools, score files, and write and upload them. Every wait ends when the process is
-asked to stop. What is being generated then is finished if it can be within the grace period, and so is what is scored or handed in; other leases
-are given back at once, as they are when their step was sealed meanwhile. A restart of the agent, a closed step, a refused file or a failed scoring
-cost one file and no more.
+asked to stop. What is being generated then is finished if it can be within the grace period, and so is what is scored or handed in; of other leases
+whole groups are handed in, and the rest goes back at once. A lease whose step was sealed meanwhile goes back too. A restart of the agent, a closed
+step, a refused file or a failed scoring cost one file and no more.
 """
 
 import threading
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from shoal.contracts.pools import EngineSettings
-from shoal.contracts.protocol import LEAVE_SECONDS, Lease, LocalSubmission, StepInfo
+from shoal.contracts.protocol import LEAVE_SECONDS, HandedPart, Lease, LocalSubmission, StepInfo, rest_of
 from shoal.contracts.rollouts import Rollout, RolloutMetadata, write_rollouts
 from shoal.contracts.run import AgentState, PublicRun
 from shoal.contracts.signed import Signer
@@ -172,7 +173,7 @@ class Worker:
             swap=self._swap,
             finished=self._hand_in,
             given_up=self._given_up,
-            handing_in=lambda: [*(lease.given.lease.lease for lease in self._open.copy()), *self._returning.copy()],
+            handing_in=self._handing_in,
             clock=time.monotonic,
         )
         self._at_desk.start()
@@ -193,6 +194,12 @@ class Worker:
             if not stepped:
                 self._woken.wait(IDLE_SECONDS)
                 self._woken.clear()
+
+    def _handing_in(self) -> list[str]:
+        """Leases of which files are on their way, or that go back. That for the rest of a part is there before its name has come."""
+        parts = [lease.holder.given.lease.lease for lease in self._open.copy()]
+        kept = [rest_of(lease.holder.given.lease.lease) for lease in self._open.copy() if lease.keeps_rest]
+        return [*parts, *kept, *self._returning.copy()]
 
     def _say_idle(self, stepped: bool) -> None:
         """Tell why nothing is decoded, at longer and longer times."""
@@ -228,6 +235,9 @@ class Worker:
         self._desk.close()
         ends = self._leave_by()
         self._at_desk.join(max(0.0, ends - time.monotonic()))  # a lease that it just got is given back below
+        if self._open or self._returning:
+            seconds = round(max(0.0, ends - time.monotonic()), 1)
+            get_logger().info("waiting", for_what="files to be handed in", files=len(self._open), most_seconds=seconds)
         while (self._open or self._returning) and time.monotonic() < ends:
             self._woken.wait(IDLE_SECONDS)
             self._woken.clear()
@@ -278,7 +288,10 @@ class Worker:
         get_logger().info("weights loaded", version=policy.version, digest=policy.manifest.sha256[:12])
 
     def _lease_of(self, step: int, held: Collection[str] | None) -> Lease | None:
-        return self._agent.lease(self._state.node, step, held)
+        info = self._desk.info
+        return self._agent.lease(
+            self._state.node, step, held, parts=info is not None and info.hand_in_every_seconds is not None
+        )
 
     def _plan(self, step: StepInfo, lease: Lease, policy: VersionOnDisk) -> PlannedLease:
         work = self._codec.decode(step.step)
@@ -300,13 +313,14 @@ class Worker:
             given=now,
             ends=now + lease.expires_unix - time.time(),
             life=work.shape.lease_seconds,
+            part_seconds=step.hand_in_every_seconds,
         )
 
     def _hand_in(self, lease: RunningLease) -> None:
         """Score, write and upload beside decoding."""
-        metrics.ROLLOUTS.inc(len(lease.given.planned))
-        metrics.CONTINUATIONS.inc(len(lease.planned) - len(lease.given.planned))
-        for completion in lease.completions[: len(lease.given.planned)]:
+        metrics.ROLLOUTS.inc(lease.drawn)
+        metrics.CONTINUATIONS.inc(len(lease.planned) - lease.drawn)
+        for completion in lease.completions[: lease.drawn]:
             metrics.COMPLETION_TOKENS.observe(completion.sampled, exemplar={"step": str(lease.given.lease.step)})
         self._tokens_since += lease.tokens
         now = time.monotonic()
@@ -337,7 +351,12 @@ class Worker:
 
     def _submit(self, lease: RunningLease, rows: Sequence[Rollout]) -> None:
         """Write the file and hand it over; a file that nobody takes is given up."""
-        given, policy, public = lease.given.lease, lease.given.policy, lease.given.public
+        given, policy, public = lease.holder.given.lease, lease.given.policy, lease.given.public
+        if lease.holder.spoiled:  # a part before this one was not taken
+            self._open.discard(lease)
+            self._not_taken(lease, given)
+            return
+        rows = [replace(row, submission=given.submission) for row in rows]  # the number that it has by now
         path = self._tmp / f"{given.lease}.parquet"
         log = get_logger().bind(step=given.step, submission=given.submission, version=policy.version)
         metadata = RolloutMetadata(
@@ -354,26 +373,47 @@ class Worker:
                 handed = LocalSubmission(
                     lease=given.lease,
                     file=path.name,
-                    groups=public.sampling.groups_per_submission,
+                    groups=len(lease.places),
                     policy_version=policy.version,
+                    part=HandedPart(groups=lease.places, keep=lease.keeps_rest) if lease.rest is not None else None,
                 )
                 receipt = self._agent.submit(handed)
+                self._go_on_with(lease, receipt.rest)
             metrics.SUBMISSIONS.labels(receipt.status).inc()
             self._failures = 0
             self._agent.report(metrics.heartbeat_metrics())
             log.info("file done", rows=len(rows), tokens=lease.tokens)
         except (Refused, Unavailable) as error:
-            metrics.SUBMISSIONS.labels("refused").inc()
-            metrics.LOST.labels("refused").inc(lease.tokens)
             log.warning("file not taken", reason=str(error))
-            if isinstance(error, Refused):  # an open lease would be given once more, with the rows that were refused
-                self._give_back(given, "refused")
+            self._not_taken(lease, given, gives_back=isinstance(error, Refused))
         except Exception as error:  # a full disk, for one
             self._failed(given, error, lease.tokens)
         finally:
             for each in (path, path.with_suffix(".partial")):
                 each.unlink(missing_ok=True)
             self._open.discard(lease)
+
+    def _go_on_with(self, part: RunningLease, rest: Lease | None) -> None:
+        """What is left of a lease of which a part was taken is under a lease of its own from now on."""
+        left = part.rest
+        if left is None or not part.keeps_rest:
+            return
+        if rest is None:
+            left.spoiled = True  # its time was over
+            return
+        left.given = replace(left.given, lease=rest)
+        left.parting = False
+        if left.dropped:
+            self._give_back(rest, "sealed")
+
+    def _not_taken(self, lease: RunningLease, given: Lease, *, gives_back: bool = True) -> None:
+        """A file is lost, and of a part also what is left. An open lease would be given once more, with the rows that were refused."""
+        metrics.SUBMISSIONS.labels("refused").inc()
+        metrics.LOST.labels("refused").inc(lease.tokens)
+        if lease.rest is not None:
+            lease.rest.spoiled = True
+        if gives_back:
+            self._give_back(given, "refused")
 
     def _admitted(self) -> AgentState | None:
         state = self._agent.state()
@@ -401,7 +441,7 @@ class Worker:
         holds: Sequence[int] = ()
         if self._benchmarks and wish is not None:
             holds = versions_in(self._weights)[-16:] if wish.empty else [wish.loaded.version]
-        return self._agent.step(holds, MOST_LEASES)
+        return self._agent.step(holds, MOST_LEASES, parts=True)
 
     @property
     def _waiting(self) -> dict:  # type: ignore[type-arg]

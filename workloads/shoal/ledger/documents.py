@@ -67,6 +67,8 @@ def _verdict_problem(run: str, fact: Accepted | Rejected, verdict: Verdict) -> s
         return "its compute differs from the validator's count"
     if isinstance(fact, Accepted) and (fact.left_out or []) != verdict.left_out:
         return f"it leaves out rows {fact.left_out or []}, the validator {verdict.left_out}"
+    if isinstance(fact, Accepted) and fact.part != verdict.part:
+        return "it is of another part of its lease than the validator's verdict"
     if isinstance(fact, Accepted) and fact.looked_at not in (None, verdict.looked_at):
         return f"it says that {fact.looked_at} tokens were looked at, the validator {verdict.looked_at}"
     return None

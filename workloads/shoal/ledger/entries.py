@@ -14,6 +14,7 @@ from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex, unset
 from shoal.contracts.compute import Compute
 from shoal.contracts.roster import Roster
 from shoal.contracts.signed import Signed
+from shoal.contracts.work import LeasePart
 from shoal.ledger.facts import InvitedNode, RunTerms
 from shoal.ledger.merkle import LONGEST_PATH
 
@@ -191,6 +192,11 @@ class Accepted(_OfFile):
         exclude_if=unset,
         description="tokens of the rows that validators looked at, in proportion to the rows; absent: all `tokens`",
     )
+    part: LeasePart | None = Field(
+        default=None,
+        exclude_if=unset,
+        description="of a lease that was handed in in parts: its groups count once files with all of them are accepted",
+    )
 
     @property
     def counted_groups(self) -> int:
@@ -245,6 +251,7 @@ class MalformedFact(Contract):
     compute: Compute | None = None
     left_out: list[Count] | None = None
     looked_at: Count | None = None
+    part: LeasePart | None = None
     keys: Signed[Roster] | None = None
 
     @property

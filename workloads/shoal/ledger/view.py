@@ -193,8 +193,9 @@ class LedgerView:
                 self.groups_judged += file.groups
                 self.groups_with_signal += file.counted_groups
         self.settled[node, file.file] = "accepted"
-        self.accepted_in_a_row[node] += 1
-        self.accepted_unix[node] = unix
+        if file.part is None or not file.part.left:  # a lease counts once, in however many parts
+            self.accepted_in_a_row[node] += 1
+            self.accepted_unix[node] = unix
         files = self.files_of[node]
         files.accepted += 1
         files.looked_at += file.tokens if file.looked_at is None else file.looked_at

@@ -25,7 +25,7 @@ from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.learning import WINDOW_GROUPS
 from shoal.orchestrator.verdicts.queue import Job, OpinionNote
 from shoal.orchestrator.verdicts.verdicts import evict, key_of, record_verdict
-from shoal.orchestrator.work import beacons
+from shoal.orchestrator.work import beacons, parts
 from shoal.orchestrator.work.open_work import openable_steps
 from shoal.orchestrator.work.records import LeaseRecord, SubmissionRecord
 from shoal.orchestrator.work.sealing import seal_if_full
@@ -235,7 +235,7 @@ def _restore_leases(state: RunState) -> None:
     """Leases of steps that are not sealed; those that have their file are closed. Submission numbers go on after the highest."""
 
     accepted = {
-        (step, file.node, file.submission): file.file
+        (step, file.node, file.submission): file
         for step in openable_steps(state)
         for file in list(state.view.accepted.get(step, ()))
     }
@@ -243,17 +243,31 @@ def _restore_leases(state: RunState) -> None:
     def read(key: str) -> LeaseRecord:
         lease = LeaseRecord.from_json(state.store.get(key))
         known = accepted.get((lease.lease.step, lease.lease.node, lease.lease.submission))
-        if known is not None:
-            return lease.model_copy(update={"status": "submitted", "sha256": known})
+        if known is not None and known.part is None:
+            return lease.model_copy(update={"status": "submitted", "sha256": known.file})
         try:
             file = SubmissionRecord.from_json(state.store.get(keys.lease_file(lease.lease.lease)))
         except NotFound:
             return lease
-        return lease.model_copy(update={"status": "submitted", "sha256": file.sha256, "size": file.size})
+        with_file = {"sha256": file.sha256, "size": file.size, "part": file.part, "groups": file.groups}
+        lease = lease.model_copy(update={"status": "submitted", **with_file})
+        if file.rest is not None:
+            unfinished.append((file, lease))
+        if known is None and file.part is not None and find_verdict(state, file.node, file.sha256) is not None:
+            return lease.model_copy(update={"status": "abandoned", "sha256": None, "size": None})
+        return lease
 
-    for lease in in_parallel(read, _lease_keys(state)):
+    unfinished: list[tuple[SubmissionRecord, LeaseRecord]] = []
+    found = in_parallel(read, _lease_keys(state))
+    followed = {lease.follows for lease in found}
+    for lease in found:
+        if lease.lease.lease in followed and lease.status != "submitted":
+            lease = lease.model_copy(update={"status": "passed"})
         state.leases.put_if_absent(lease)
         state.leases.number_is_taken(lease.lease)
+    with state.lease_lock:
+        for file, lease in unfinished:
+            parts.open_rest(state, file, lease)
 
 
 def _lease_keys(state: RunState) -> list[str]:

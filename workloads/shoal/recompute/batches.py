@@ -18,13 +18,13 @@ from shoal.contracts.task_table import read_tasks
 from shoal.contracts.tasks import tasks_digest
 from shoal.contracts.trust import HeldKeys
 from shoal.contracts.verdicts import Verdict
-from shoal.contracts.work import EvaluationSlice
+from shoal.contracts.work import FIRST_PART_NUMBER, EvaluationSlice
 from shoal.evaluation.versions import AnsweredSlice, VersionEvaluation, best_version, record
 from shoal.ledger.audit import first_line
 from shoal.ledger.entries import Accepted
 from shoal.ledger.reading import Progress, Say, read_all
 from shoal.orchestrator.work.schedule import told_apart
-from shoal.orchestrator.work.step_counter import AcceptedFile, select_batch
+from shoal.orchestrator.work.step_counter import AcceptedFile, counting, select_batch
 from shoal.recompute.evidence import CannotCheck, Evidence, WrongEvidence, span
 from shoal.storage import Store
 from shoal.training.batches import StepPlan, plan_of_run
@@ -80,7 +80,7 @@ def rebuilt(evidence: Evidence, step: int) -> tuple[StepBatch | None, list[str]]
             continue  # of no batch; see `notes`
         try:
             verdict = evidence.verdict(file.fact)
-            prompts = evidence.prompts(work, beacon, verdict.node, verdict.submission)
+            prompts = evidence.prompts(work, beacon, verdict)
             told = told_apart(evidence.schedule, work, verdict, prompts)
         except (WrongEvidence, ValueError) as error:
             problems.append(f"entry {file.number}: {first_line(error)}")
@@ -96,7 +96,8 @@ def rebuilt(evidence: Evidence, step: int) -> tuple[StepBatch | None, list[str]]
         files.append(told)
     if problems:
         return None, problems
-    return select_batch(evidence.config.run, step, beacon.hex(), evidence.schedule.needed_groups, files), []
+    counted = counting(files, work.shape.groups)
+    return select_batch(evidence.config.run, step, beacon.hex(), evidence.schedule.needed_groups, counted), []
 
 
 def notes(evidence: Evidence, say: Say) -> list[str]:
@@ -114,7 +115,8 @@ def notes(evidence: Evidence, say: Say) -> list[str]:
         )
     told: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     for file in sealed:
-        told[file.fact.node, file.fact.step].add(file.fact.submission)
+        if file.fact.submission < FIRST_PART_NUMBER:
+            told[file.fact.node, file.fact.step].add(file.fact.submission)
     gapped = {node for (node, _), numbers in told.items() if _passed_over(numbers)}
     for node, step, submission in _expired(evidence, gapped, say):
         if (node, step) in told and submission <= max(told[node, step]):
@@ -280,7 +282,7 @@ def check_evaluation(evidence: Evidence, version: int, benchmark: str) -> list[s
                 verdict = evidence.verdict(file.fact)
             except WrongEvidence as error:
                 return [str(error)]
-            prompts = evidence.prompts(work, evidence.beacon(work), verdict.node, verdict.submission)
+            prompts = evidence.prompts(work, evidence.beacon(work), verdict)
             answered.append(AnsweredSlice(verdict, prompts, work.own, file.unix))
     try:
         made = record(evidence.config.run, version, terms, [task.problem_id for task in tasks], answered)

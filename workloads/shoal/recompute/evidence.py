@@ -141,7 +141,7 @@ class Evidence:
             raise WrongEvidence(f"{key}: {first_line(error)}") from None
         told = (self.config.run, fact.node, fact.step, fact.submission, fact.file, fact.kind)
         said = (verdict.run, verdict.node, verdict.step, verdict.submission, verdict.sha256, f"{verdict.outcome}ed")
-        if told != said:
+        if told != said or (isinstance(fact, Accepted) and fact.part != verdict.part):
             raise WrongEvidence(f"{key} is on another file, or says {verdict.outcome}")
         return verdict
 
@@ -170,14 +170,13 @@ class Evidence:
                 return value
         raise CannotCheck(f"the store has no beacon of {number} that fits the ledger's commitment")
 
-    def prompts(self, work: Work, beacon: bytes, node: str, submission: int) -> list[int]:
-        """Rows of the task table, drawn again."""
-        return [
-            group.prompt_index
-            for group in draw(work, beacon=beacon, run=self.config.run, node=node, submission=submission)
-        ]
+    def prompts(self, work: Work, beacon: bytes, verdict: Verdict) -> list[int]:
+        """Rows of the task table that a file's groups are on, drawn again."""
+        node, submission, part = verdict.node, verdict.submission, verdict.part
+        drawn = draw(work, beacon=beacon, run=self.config.run, node=node, submission=submission, part=part)
+        return [group.prompt_index for group in drawn]
 
-    def job(self, fact: Accepted | Rejected, lease: str, *, every_row: bool) -> ValidationJob:
+    def job(self, fact: Accepted | Rejected, verdict: Verdict, *, every_row: bool) -> ValidationJob:
         """The claim that a validator had. The node counts as trusted, so that the audit's own share of rows is looked at, not one of the run's."""
         work = self.work(fact.step)
         oldest, newest = work.window
@@ -185,7 +184,7 @@ class Evidence:
             claim="0" * 32,
             run=self.config.run,
             node=fact.node,
-            lease=lease,
+            lease=verdict.lease,
             step=fact.step,
             submission=fact.submission,
             sha256=fact.file,
@@ -196,6 +195,7 @@ class Evidence:
             accepted_files=1_000_000_000,
             on_probation=every_row,
             sampler=self._sampler(fact),
+            part=verdict.part,
         )
 
     def _sampler(self, fact: Accepted | Rejected) -> Sampler | None:

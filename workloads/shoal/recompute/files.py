@@ -71,8 +71,8 @@ def check_file(
     try:
         verdict = evidence.verdict(fact)
         evidence.fetch(fact, path)
-        job = evidence.job(fact, verdict.lease, every_row=rejected)
-        facts = facts.of(facts.work(job))
+        job = evidence.job(fact, verdict, every_row=rejected)
+        facts = facts.of_file(job)
         longest = facts.max_sequence_length
         file = File(job, *parse_file(path, facts.rows * longest, longest, judge.MOST_TIMES_ROWS * facts.rows))
         check = _FileCheck(facts, policy_of, looks, file, verdict, outcome)

@@ -1,7 +1,7 @@
 """What the checks know: about the run (`Facts`), about one file (`File`), and what one of them says (`Finding`)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -14,7 +14,7 @@ from shoal.contracts.rollouts import Rollout, RolloutMetadata
 from shoal.contracts.tasks import Task
 from shoal.contracts.verdicts import RejectReason
 from shoal.contracts.vine import VineSettings, continuations
-from shoal.contracts.work import EvaluationSlice, FileShape, TableSlice, TrainingStep, Work, WorkCodec
+from shoal.contracts.work import EvaluationSlice, FileShape, LeasePart, TableSlice, TrainingStep, Work, WorkCodec
 from shoal.environments import Environment
 from shoal.environments.episodes import Tools, tools_of
 from shoal.environments.tokens import Tokenizer
@@ -53,6 +53,8 @@ class Facts:
     """How prompts are made; None: the environment's text."""
     sources: Sequence[SourceRows] = ()
     """Of a run on a mixture."""
+    part: LeasePart | None = None
+    """Set in the facts of a file that holds part of a lease."""
 
     @property
     def truncation(self) -> Truncation | None:
@@ -62,7 +64,9 @@ class Facts:
     def work(self, job: ValidationJob) -> Work:
         """The work that a file belongs to. Raises `UnknownWorkError` for a number that this run does not have."""
         terms = [each.benchmark for each in self.benchmarks.values() if each.benchmark is not None]
-        return WorkCodec(self.mode, self.shape, len(self.tasks), self.async_level, terms, self.sources).decode(job.step)
+        return WorkCodec(self.mode, self.whole_shape, len(self.tasks), self.async_level, terms, self.sources).decode(
+            job.step
+        )
 
     def of(self, work: Work) -> "Facts":
         """The facts that files of this work are judged by: the run's, or those of a benchmark."""
@@ -72,11 +76,21 @@ class Facts:
             case EvaluationSlice(benchmark=benchmark):
                 return self.benchmarks[benchmark.name]
 
+    def of_file(self, job: ValidationJob) -> "Facts":
+        """The facts that this file is judged by. Raises `UnknownWorkError`."""
+        return replace(self.of(self.work(job)), part=job.part)
+
+    @property
+    def whole_shape(self) -> FileShape:
+        """The content of a file of a whole lease."""
+        rows_each = self.vine.rows_each if self.vine is not None else 1
+        return FileShape.of(self.sampling, self.group_size, self.length_reward, rows_each)
+
     @property
     def shape(self) -> FileShape:
         """The content that every file judged by these facts must have."""
-        rows_each = self.vine.rows_each if self.vine is not None else 1
-        return FileShape.of(self.sampling, self.group_size, self.length_reward, rows_each)
+        whole = self.whole_shape
+        return whole if self.part is None else replace(whole, groups=len(self.part.groups))
 
     @property
     def completions(self) -> int:

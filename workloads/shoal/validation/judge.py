@@ -81,7 +81,7 @@ def judge(
     compute: Compute | None = None
     answers: FileAnswers | None = None
     try:
-        facts = facts.of(facts.work(job))
+        facts = facts.of_file(job)
         with watch("parse"):
             longest = facts.max_sequence_length
             # A wrong number of rows is for `sampling` to name; a flood of short ones is refused before any is made.
@@ -330,4 +330,5 @@ def verdict(
         compute=compute if accepted else None,
         answers=answers if accepted else None,
         left_out=list(left_out) if accepted else [],
+        part=job.part,
     )

@@ -229,7 +229,16 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[.
     @app.get("/v1/step")
     async def step(request: Request) -> Response:
         node = await gate.node(request)
-        return json_answer(await call(handout.step_for, state, node, held_versions(request), leases_together(request)))
+        return json_answer(
+            await call(
+                handout.step_for,
+                state,
+                node,
+                held_versions(request),
+                leases_together(request),
+                "parts" in request.query_params,
+            )
+        )
 
     @app.post("/v1/leases")
     async def lease(request: Request) -> Response:

@@ -22,7 +22,7 @@ from shoal.ledger.view import Files
 from shoal.orchestrator import key_changes
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.queue import Job, OpinionNote, backoff_seconds
-from shoal.orchestrator.work import program_time
+from shoal.orchestrator.work import parts, program_time
 from shoal.orchestrator.work.lease_returns import give_up_leases
 from shoal.orchestrator.work.open_work import closed, known
 from shoal.orchestrator.work.records import SubmissionRecord
@@ -203,6 +203,7 @@ def expire(state: RunState, record: SubmissionRecord, detail: str) -> None:
         sha256=record.sha256,
         outcome="expired",
         evidence=detail,
+        part=record.part,
     )
     record_verdict(state, sign(verdict, state.key))
 
@@ -247,7 +248,8 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
         groups, counted = _groups(state, work, verdict)
         if not settled:  # once: an old file that comes again is not among the newest
             job = state.queue.get(verdict.node, verdict.sha256)
-            note_accepted(state, verdict.node, verdict.lease, job.record.received_unix if job else None, work)
+            if verdict.part is None or not verdict.part.left:
+                note_accepted(state, verdict.node, verdict.lease, job.record.received_unix if job else None, work)
             program_time.note_accepted(state, verdict.node, verdict.program_seconds)
             if isinstance(work, TrainingStep):
                 state.answers.add(verdict, counted)
@@ -263,6 +265,7 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
                 compute=verdict.compute,
                 left_out=verdict.left_out or None,
                 looked_at=verdict.looked_at if verdict.looked_at < verdict.completion_tokens else None,
+                part=verdict.part,
             )
         )
     elif verdict.outcome == "reject":
@@ -279,6 +282,8 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
             evict(state, verdict.node, f"file {verdict.sha256} was rejected ({verdict.reason})")
         elif not settled:
             note_rejected(state, verdict.node)
+    if verdict.outcome != "accept" and verdict.part is not None:
+        parts.free_again(state, verdict.lease)
     state.queue.discard(verdict.node, verdict.sha256)
     if verdict.outcome == "expired" or too_late:
         state.files_expired += state.store.create(keys.expired(verdict.node, verdict.sha256), b"{}")
@@ -321,11 +326,11 @@ def _ask_another(state: RunState, job: Job, signed: Signed[Verdict], digest: str
 
 
 def _check_fits(record: SubmissionRecord, work: Work, verdict: Verdict) -> None:
-    for name in ("run", "lease", "step", "submission"):
+    for name in ("run", "lease", "step", "submission", "part"):
         given, ours = getattr(verdict, name), getattr(record, name)
         if given != ours:
             raise Refusal(ProblemCode.VERDICT_MISFIT, f"verdict says {name} {given!r}, the submission has {ours!r}")
-    rows = work.shape.rows
+    rows = work.shape.rows if record.part is None else len(record.part.groups) * work.shape.group_size
     if verdict.outcome == "accept" and verdict.rows != rows:
         raise Refusal(
             ProblemCode.WRONG_ROWS,

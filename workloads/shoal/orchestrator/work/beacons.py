@@ -6,7 +6,7 @@ comes before its reveal, and so do those of the work that may follow soon. Calle
 
 from shoal.contracts import keys
 from shoal.contracts.steps import Beacon
-from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work, draw
+from shoal.contracts.work import EvaluationSlice, LeasePart, TableSlice, TrainingStep, Work, draw
 from shoal.ledger.entries import BeaconCommitted, BeaconRevealed
 from shoal.orchestrator.run_state import RunState
 from shoal.sampling.draw import beacon, beacon_commitment
@@ -16,12 +16,11 @@ def beacon_of(state: RunState, work: Work) -> bytes:
     return _beacon(state, work.beacon_number)
 
 
-def drawn_prompts(state: RunState, work: Work, node: str, submission: int) -> list[int]:
+def drawn_prompts(state: RunState, work: Work, node: str, submission: int, part: LeasePart | None = None) -> list[int]:
     """Rows of the task table that a file's groups are on, in their order, drawn again from the beacon."""
     value = beacon_of(state, work)
-    return [
-        group.prompt_index for group in draw(work, beacon=value, run=state.config.run, node=node, submission=submission)
-    ]
+    drawn = draw(work, beacon=value, run=state.config.run, node=node, submission=submission, part=part)
+    return [group.prompt_index for group in drawn]
 
 
 def commit_steps(state: RunState, through: int) -> None:

@@ -12,14 +12,15 @@ from shoal.contracts.node_states import MEMBERS
 from shoal.contracts.pools import SAMPLER, Sampler, terms_of
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import ClaimRenewal, ClaimRequest, Lease, LeaseRequest, StepInfo, ValidationJob
-from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work
+from shoal.contracts.settings import Rollouts
+from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work, may_be_parted
 from shoal.orchestrator.evaluation import credit, evaluations
 from shoal.orchestrator.nodes.membership import require_pool
 from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.learning import fewest_groups, learning_of
 from shoal.orchestrator.verdicts.verdicts import expire, over
-from shoal.orchestrator.work import allocation, program_time, step_counter
+from shoal.orchestrator.work import allocation, parts, program_time, step_counter
 from shoal.orchestrator.work.beacons import beacon_of, reveal
 from shoal.orchestrator.work.lease_returns import end, give_again
 from shoal.orchestrator.work.leases import given_up, is_open, not_heard_of
@@ -94,12 +95,14 @@ class Look:
         )
 
 
-def step_for(state: RunState, node: str, holds: Collection[int] = (), together: int | None = None) -> StepInfo | None:
+def step_for(
+    state: RunState, node: str, holds: Collection[int] = (), together: int | None = None, in_parts: bool = False
+) -> StepInfo | None:
     """The work for a member; None when none is open to it. When all steps that may be worked on are under way, the smallest is shown. Raises
     `Refusal` while the node waits for its next lease.
 
     For a node that `holds` versions without scores, it may be a slice of an evaluation (`contracts.evaluation`) instead of a step.
-    One that would have several leases `together` is told how many it may have.
+    One that would have several leases `together` is told how many it may have, one that may hand in parts how often to do so.
     """
     # Before the look: a worker asks twice a second while it waits.
     record, now = state.nodes.require_member(node), state.clock()
@@ -126,7 +129,13 @@ def step_for(state: RunState, node: str, holds: Collection[int] = (), together: 
         return None
     load = next((load for load in found if load.step == step), found[0])
     open_steps = openable_steps(state)  # by now it may be none: a verdict seals the last one whenever it comes
-    return _told(state, state.codec.step(load.step), latest, load, open_steps[0] if open_steps else load.step, leases)
+    first = open_steps[0] if open_steps else load.step
+    info = _told(state, state.codec.step(load.step), latest, load, first, leases)
+    if not in_parts or not may_be_parted(state.codec.step(load.step)):
+        return info
+    return info.model_copy(
+        update={"hand_in_every_seconds": (state.config.rollouts or Rollouts()).hand_in_every_seconds}
+    )
 
 
 def _told(
@@ -230,8 +239,12 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
             )
         require_quota(state, request.node, sum(is_open(r, now) and r.sha256 is None for r in mine), now)
         reveal(state, work)
-        # What was dropped comes again: numbers go on by files alone, or a node could pass over any.
         drawn_by = DrawnBy(pool=record.pool, sampler=_sampler_of_pool(state, record))
+        if request.parts and look.is_trusted and isinstance(work, TrainingStep):
+            rest = parts.continued(state, request.node, work.number, expires, drawn_by)
+            if rest is not None:
+                return rest
+        # What was dropped comes again: numbers go on by files alone, or a node could pass over any.
         again = give_again(state, mine, work.number, expires, drawn_by)
         lease = again or state.leases.issue(request.node, work.number, shape.groups, now, expires, drawn_by)
         if state.config.evaluation is not None:
@@ -299,6 +312,7 @@ def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
             sampler=sampler_of(state, record),
             policy_version=record.policy_version,
             program_seconds=program_time.left_of_node(state, record.node),
+            part=record.part,
         )
 
 

@@ -49,10 +49,12 @@ def give_again(
 ) -> Lease | None:
     """The lease with the lowest number among a node's leases for this step that `ended` without a file, now open again; None when there is none.
 
-    The caller holds `lease_lock`.
+    The rest of a lease is for everybody (`parts`). The caller holds `lease_lock`.
     """
     without_file = [
-        record for record in ended if record.status in ("returned", "abandoned") and record.lease.step == step
+        record
+        for record in ended
+        if record.status in ("returned", "abandoned") and record.lease.step == step and record.part is None
     ]
     if not without_file:
         return None

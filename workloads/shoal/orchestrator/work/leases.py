@@ -5,12 +5,14 @@ when Redis is lost; its state is in Redis. Called by `services` for `POST /v1/le
 """
 
 import secrets
+from typing import Literal
 
 import redis
 
 from shoal.contracts import keys
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Lease
+from shoal.contracts.work import FIRST_PART_NUMBER, LeasePart
 from shoal.orchestrator.record_cache import RecordCache
 from shoal.orchestrator.work.records import DrawnBy, LeaseRecord
 from shoal.storage import Store
@@ -65,6 +67,11 @@ def not_heard_of(records: list[LeaseRecord], step: int, now_unix: float, fresh_u
     return min(usable, key=lambda record: record.lease.submission, default=None)
 
 
+def _parts_of(step: int, node: str) -> str:
+    """The counter of a node's leases that finish another one."""
+    return f"{step}/{node}/parts"
+
+
 class LeaseBook:
     """Leases of the steps under way, under the hash `<prefix>:leases`."""
 
@@ -106,6 +113,37 @@ class LeaseBook:
                 self.put(record)
                 return lease
 
+    def issue_part(
+        self,
+        part: LeasePart,
+        *,
+        node: str,
+        step: int,
+        given_unix: float | None,
+        expires_unix: float,
+        drawn_by: DrawnBy | None,
+        lease: str | None = None,
+        follows: str | None = None,
+        status: Literal["open", "returned"] = "open",
+    ) -> LeaseRecord:
+        """A lease for what another one left. Its number is one of those that draw nothing, so that a node passes over no draw of its own by it."""
+        name = lease or secrets.token_hex(16)
+        while True:
+            count = int(self._redis.hincrby(self._numbers, _parts_of(step, node), 1))
+            number = FIRST_PART_NUMBER + count - 1
+            record = LeaseRecord(
+                lease=Lease(lease=name, node=node, step=step, submission=number, expires_unix=expires_unix, part=part),
+                groups=len(part.groups),
+                status=status,
+                drawn_by=drawn_by,
+                given_unix=given_unix,
+                part=part,
+                follows=follows,
+            )
+            if self._store.create(keys.lease(step, node, number), record.to_json()):
+                self.put(record)
+                return record
+
     def give_again(self, record: LeaseRecord, given_unix: float, expires_unix: float, drawn_by: DrawnBy) -> Lease:
         """Open a lease again that ended without a file. Where its node has changed its pool, the store, which outlives Redis, is informed."""
         lease = record.lease.model_copy(update={"expires_unix": expires_unix})
@@ -117,9 +155,11 @@ class LeaseBook:
 
     def number_is_taken(self, lease: Lease) -> None:
         """Make later numbers of this node and step go on after this lease's."""
-        field = f"{lease.step}/{lease.node}"
-        if int(self._redis.hget(self._numbers, field) or 0) <= lease.submission:
-            self._redis.hset(self._numbers, field, lease.submission + 1)
+        field, number = f"{lease.step}/{lease.node}", lease.submission
+        if number >= FIRST_PART_NUMBER:
+            field, number = _parts_of(lease.step, lease.node), number - FIRST_PART_NUMBER
+        if int(self._redis.hget(self._numbers, field) or 0) <= number:
+            self._redis.hset(self._numbers, field, number + 1)
 
     def require(self, lease: str, node: str) -> LeaseRecord:
         """The node's own lease; raises `Refusal` for an unknown one and for another node's."""

@@ -8,11 +8,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shoal.ledger.entries import Accepted
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.queue import Job
 from shoal.orchestrator.work.allocation import StepLoad
 from shoal.orchestrator.work.leases import is_open
+from shoal.orchestrator.work.open_work import openable_steps
+from shoal.orchestrator.work.parts import free_parts
 from shoal.orchestrator.work.standing import relied_on
+from shoal.orchestrator.work.step_counter import counting
 
 RATE_STEPS = 4
 """Steps whose accepted groups tell the share with signal: it drifts as the policy learns, so old steps are left out."""
@@ -85,6 +89,8 @@ def _parts(state: RunState, now: float) -> Iterator[_LoadPart]:
     for job in state.queue.all():
         if not _is_unjudged(job):
             yield _LoadPart(job.record.node, job.record.step, job.record.groups)
+    for file in _waiting_parts(state):
+        yield _LoadPart(file.node, file.step, file.groups)
 
 
 def unjudged_files(state: RunState, node: str) -> int:
@@ -94,7 +100,25 @@ def unjudged_files(state: RunState, node: str) -> int:
 
 def accepted_groups(state: RunState, step: int) -> int:
     """Accepted groups that carry signal."""
-    return sum(file.counted_groups for file in list(state.view.accepted.get(step, ())))
+    return sum(file.counted_groups for file in counted_files(state, step))
+
+
+def counted_files(state: RunState, step: int) -> list[Accepted]:
+    """Accepted files of a step whose groups count, in the order in which they came to count."""
+    return counting(list(state.view.accepted.get(step, ())), state.codec.shape.groups)
+
+
+def _waiting_parts(state: RunState) -> Iterator[Accepted]:
+    """Accepted files that do not count yet, while somebody works on the rest: it is as good as theirs. Where nobody does, a step must not wait."""
+    now, leases = state.clock(), state.leases.all()
+    for step in openable_steps(state):
+        files = [file for file in list(state.view.accepted.get(step, ())) if file.part is not None]
+        if files:
+            left = {each.part.drawn_for for each in free_parts(leases, step, now) if each.part is not None}
+            there = {(file.node, file.file) for file in counting(files, state.codec.shape.groups)}
+            for file in files:
+                if file.part is not None and file.part.drawn_for not in left and (file.node, file.file) not in there:
+                    yield file
 
 
 def signal_rate(state: RunState) -> float:

@@ -11,6 +11,7 @@ from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex, 
 from shoal.contracts.pools import Sampler
 from shoal.contracts.protocol import Lease
 from shoal.contracts.weights import VersionNumber
+from shoal.contracts.work import LeasePart
 
 
 class DrawnBy(Contract):
@@ -25,7 +26,8 @@ class LeaseRecord(Contract):
 
     lease: Lease
     groups: int
-    status: Literal["open", "submitted", "abandoned", "returned"] = "open"
+    status: Literal["open", "submitted", "abandoned", "returned", "passed"] = "open"
+    """`passed`: another lease is for the same part now."""
     sha256: Sha256Hex | None = Field(
         default=None, description="of the one file that this lease may hand in, once named"
     )
@@ -35,6 +37,12 @@ class LeaseRecord(Contract):
         default=None, exclude_if=unset, description="when it was given last; None: before this was noted"
     )
     charged: bool = Field(default=False, description="a slice's: it took of the credit that training has earned")
+    part: LeasePart | None = Field(
+        default=None, exclude_if=unset, description="that it is for, or that its file has; None: all of its number"
+    )
+    follows: LeaseId | None = Field(
+        default=None, exclude_if=unset, description="lease for the same part that ended without an accepted file"
+    )
 
 
 class SubmissionRecord(Contract):
@@ -51,3 +59,8 @@ class SubmissionRecord(Contract):
     received_unix: float
     drawn_by: DrawnBy | None = Field(default=None, description="the lease's")
     policy_version: VersionNumber | None = Field(default=None, exclude_if=unset, description="as the node said")
+    part: LeasePart | None = Field(
+        default=None, exclude_if=unset, description="that the file has; None: all of its number"
+    )
+    rest: LeasePart | None = Field(default=None, exclude_if=unset, description="that the file leaves of its lease")
+    keeps_rest: bool = Field(default=False, exclude_if=lambda keeps: not keeps, description="the node goes on with it")

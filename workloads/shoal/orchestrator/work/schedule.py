@@ -217,7 +217,8 @@ def told_apart(schedule: Schedule, work: Work, verdict: Verdict, prompts: Sequen
     ValueError for a verdict that does not fit its work.
     """
     # Continuations say nothing of a group: whether it carries signal is for its own completions to say.
-    learnt_from = verdict.rewards[: work.shape.completions]
+    groups = len(prompts)
+    learnt_from = verdict.rewards[: groups * work.shape.group_size]
     carrying = schedule.counted_prompts(learnt_from, prompts, work.shape.group_size)
     assert verdict.policy_version is not None  # an accept has one
     return step_counter.AcceptedFile(
@@ -227,8 +228,9 @@ def told_apart(schedule: Schedule, work: Work, verdict: Verdict, prompts: Sequen
         policy_version=verdict.policy_version,
         rows=verdict.rows,
         signal_prompts=tuple(carrying),
-        dropped_groups=work.shape.groups - len(carrying),
+        dropped_groups=groups - len(carrying),
         by_source=_by_source(work.sources, prompts, carrying),
+        part=verdict.part,
     )
 
 

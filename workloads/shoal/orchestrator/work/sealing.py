@@ -12,7 +12,7 @@ from shoal.contracts.verdicts import Verdict
 from shoal.ledger.entries import BatchSealed
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.work.beacons import beacon_of, drawn_prompts
-from shoal.orchestrator.work.load import accepted_groups
+from shoal.orchestrator.work.load import accepted_groups, counted_files
 from shoal.orchestrator.work.schedule import told_apart
 from shoal.orchestrator.work.step_counter import AcceptedFile, select_batch
 from shoal.telemetry import get_logger
@@ -23,7 +23,7 @@ def accepted_file(state: RunState, verdict: Verdict) -> AcceptedFile:
     name = (verdict.node, verdict.sha256)
     if name not in state.accepted_files:
         work = state.codec.step(verdict.step)
-        prompts = drawn_prompts(state, work, verdict.node, verdict.submission)
+        prompts = drawn_prompts(state, work, verdict.node, verdict.submission, verdict.part)
         state.accepted_files[name] = told_apart(state.schedule, work, verdict, prompts)
     return state.accepted_files[name]
 
@@ -53,9 +53,9 @@ def seal_if_full(state: RunState, step: int) -> StepBatch | None:
 
 
 def _accepted_files(state: RunState, step: int) -> list[AcceptedFile]:
-    """All accepted files of a step in the ledger's order, from memory or from their verdicts in the store."""
+    """The accepted files of a step that count, from memory or from their verdicts in the store."""
     files = []
-    for file in list(state.view.accepted.get(step, ())):
+    for file in counted_files(state, step):
         known = state.accepted_files.get((file.node, file.file))
         if known is None:
             data = state.store.get(keys.verdict(file.node, file.file))

@@ -7,11 +7,12 @@ Called by `sealing` and `schedule`.
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.steps import BatchFile, SourceGroups, StepBatch
 from shoal.contracts.verdicts import SMALLEST_GROUP, RowReward
+from shoal.contracts.work import LeasePart
 
 OnlineFilter = Literal["TaskReward", "TotalReward", "None"]
 
@@ -57,6 +58,36 @@ def signal_groups(
     return carrying
 
 
+class _MayBePart(Protocol):
+    @property
+    def part(self) -> LeasePart | None: ...
+
+
+F = TypeVar("F", bound=_MayBePart)
+
+
+def counting(files: Sequence[F], groups: int) -> list[F]:
+    """Of accepted files, in the ledger's order, those whose groups count, in the order in which they came to count.
+
+    Parts of a lease of `groups` groups count together, once all of it was accepted: nobody chooses which of its groups a batch has. A part with a
+    group that is there already counts for nothing.
+    """
+    counted: list[F] = []
+    parts: dict[tuple[str, int], list[F]] = {}
+    there: dict[tuple[str, int], set[int]] = {}
+    for file in files:
+        if file.part is None:
+            counted.append(file)
+            continue
+        of = file.part.drawn_for
+        if there.setdefault(of, set()).isdisjoint(file.part.groups):
+            there[of].update(file.part.groups)
+            parts.setdefault(of, []).append(file)
+            if len(there[of]) == groups:
+                counted += parts[of]
+    return counted
+
+
 @dataclass(frozen=True)
 class AcceptedFile:
     """One accepted file: its groups with signal by prompt index, in the order drawn, and how many groups carried none."""
@@ -70,6 +101,7 @@ class AcceptedFile:
     dropped_groups: int
     by_source: Mapping[str, SourceGroups] = field(default_factory=dict)
     """Of a run on a mixture."""
+    part: LeasePart | None = None
 
 
 def select_batch(run: str, step: int, beacon_hex: str, needed: int, files: Sequence[AcceptedFile]) -> StepBatch | None:

@@ -19,6 +19,7 @@ from shoal.contracts.signed import Signed
 from shoal.contracts.verdicts import Outcome, Verdict
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.queue import Job
+from shoal.orchestrator.work import parts
 from shoal.orchestrator.work.leases import is_open, other_file, upload_seconds
 from shoal.orchestrator.work.open_work import closed, known
 from shoal.orchestrator.work.records import LeaseRecord, SubmissionRecord
@@ -114,11 +115,6 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
     """Hash, promote and queue an uploaded file; the same notice again gives the file's present status. Raises `Refusal`."""
     state.nodes.require_member(notice.node)
     lease = state.leases.require(notice.lease, notice.node)
-    groups = lease.groups
-    if notice.groups != groups:
-        raise Refusal(
-            ProblemCode.WRONG_GROUPS, f"the request says {notice.groups} groups, this submission has {groups}"
-        )
     record = find_record(state, notice.node, notice.sha256)
     if record is None and (judged := find_verdict(state, notice.node, notice.sha256)) is not None:
         raise _submitted_before(judged.document.lease)  # the file was let go since (`retention`)
@@ -126,6 +122,12 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
         if record.lease != notice.lease:
             raise _submitted_before(record.lease)
         return _finish(state, record, lease)
+    part, rest = parts.split(state, lease, notice.part)
+    groups = lease.groups if rest is None or part is None else len(part.groups)
+    if notice.groups != groups:
+        raise Refusal(
+            ProblemCode.WRONG_GROUPS, f"the request says {notice.groups} groups, this submission has {groups}"
+        )
     with state.lease_lock:
         lease = state.leases.require(notice.lease, notice.node)
         _require_time_left(lease, state.clock())
@@ -148,16 +150,19 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
         received_unix=state.clock(),
         drawn_by=lease.drawn_by,
         policy_version=notice.policy_version,
+        part=part,
+        rest=rest,
+        keeps_rest=notice.part is not None and notice.part.keep,
     )
     with state.lease_lock:
         # Hashing takes a while: a lease that was handed back meanwhile is free for another file, and hands in one only. Redis may have lost it.
         lease = state.leases.get(notice.lease) or lease
-        if lease.status == "returned" or lease.sha256 not in (None, notice.sha256):
+        if lease.status in ("returned", "passed") or lease.sha256 not in (None, notice.sha256):
             raise Refusal(ProblemCode.LEASE_OVER, f"lease {notice.lease} was given back before its file was confirmed")
         state.store.create(keys.waiting(record.step, record.node, record.sha256), record.to_json())
         record = _the_one_file(state, record)
         created = state.store.create(keys.submission(record.node, record.sha256), record.to_json())
-        lease = lease.model_copy(update={"status": "submitted", "sha256": record.sha256, "size": record.size})
+        lease = _with_file(lease, record)
         state.leases.put(lease)
     if record.sha256 != notice.sha256:
         state.store.delete(keys.waiting(record.step, notice.node, notice.sha256))
@@ -204,11 +209,22 @@ def _finish(state: RunState, record: SubmissionRecord, lease: LeaseRecord) -> Su
     verdict = find_verdict(state, record.node, record.sha256)
     if verdict is None:
         state.queue.add(Job(record=record), state.clock())
-    if lease.status != "submitted":
-        state.leases.put(lease.model_copy(update={"status": "submitted", "sha256": record.sha256, "size": record.size}))
+    with state.lease_lock:
+        if lease.status == "open" or (lease.status != "submitted" and lease.part is None):
+            state.leases.put(_with_file(lease, record))
+        rest = parts.open_rest(state, record, lease)
     state.store.delete(keys.staging(record.node, record.lease))
     status = _STATUS[verdict.document.outcome] if verdict is not None else "queued"
-    return SubmissionReceipt.model_validate({"lease": record.lease, "sha256": record.sha256, "status": status})
+    kept = rest.lease if rest is not None and record.keeps_rest and is_open(rest, state.clock()) else None
+    return SubmissionReceipt.model_validate(
+        {"lease": record.lease, "sha256": record.sha256, "status": status, "rest": kept}
+    )
+
+
+def _with_file(lease: LeaseRecord, record: SubmissionRecord) -> LeaseRecord:
+    """The lease once it has this file."""
+    file = {"sha256": record.sha256, "size": record.size, "part": record.part, "groups": record.groups}
+    return lease.model_copy(update={"status": "submitted", **file})
 
 
 def _promote(state: RunState, notice: SubmissionNotice) -> None:

@@ -21,7 +21,7 @@ def check(file: File, facts: Facts) -> Finding | None:
         )
     job = file.job
     beacon = bytes.fromhex(job.beacon)
-    groups = draw(facts.work(job), beacon=beacon, run=job.run, node=job.node, submission=job.submission)
+    groups = draw(facts.work(job), beacon=beacon, run=job.run, node=job.node, submission=job.submission, part=job.part)
     for place, group in enumerate(groups):
         task = facts.tasks[group.prompt_index]
         prompt = prompt_tokens(facts.tokenizer, facts.environment, task, group.target_length, facts.prompt)

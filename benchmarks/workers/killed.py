@@ -1,0 +1,129 @@
+"""What is lost of the tokens when every worker is killed once a minute: the product's decoding loop on an engine that only has a clock.
+
+In: a `Killed`. Out: the share of sampled tokens that came in no file. A worker is killed (`signal` KILL) or asked to leave (TERM) when its minute is
+over; another one begins at once, first with the rests of leases that others left. The store's line and scoring take the times of `fleet`.
+"""
+
+from dataclasses import dataclass, field
+
+from benchmarks.workers.clock_engine import STRIDE, ClockEngine
+from benchmarks.workers.fleet import GROUP, PUBLIC, SCORE_SECONDS, UPLINK_BYTES_A_SECOND, NoTools, _version, planned_row
+from shoal.contracts.protocol import LEAVE_SECONDS, Lease, StepInfo
+from shoal.contracts.work import LeasePart
+from shoal.inference.batch import PlannedLease, RunningLease
+from shoal.inference.generation import Generation, Wish
+from shoal.planner.rates import FILE_BYTES_A_TOKEN
+
+NODE = "0" * 64
+
+
+@dataclass(frozen=True)
+class Killed:
+    """`mean` tokens of a row, seconds after which groups are handed in (None: leases are handed in whole), and how the worker ends."""
+
+    mean: float
+    part_seconds: float | None
+    signal: str
+    every_seconds: float = 60.0
+    slots: int = 64
+    groups: int = 4
+
+
+@dataclass
+class _Leases:
+    """Leases by their number, with the groups that are not handed in yet."""
+
+    groups: int
+    left: dict[int, set[int]] = field(default_factory=dict)
+    held: set[int] = field(default_factory=set)
+    kept_tokens: int = 0
+
+    def next(self) -> tuple[int, list[int]]:
+        free = [number for number, left in self.left.items() if left and number not in self.held]
+        number = min(free, default=len(self.left))
+        self.held.add(number)
+        return number, sorted(self.left.setdefault(number, set(range(self.groups))))
+
+    def take(self, file: RunningLease) -> None:
+        self.left[file.given.lease.submission] -= set(file.places)
+        self.kept_tokens += STRIDE * sum(len(made.tokens) for made in file.completions)
+
+
+class _Worker:
+    """One worker until its end; it is its own desk."""
+
+    info: StepInfo | None = None
+    most = 2
+    shortage = "no-lease"
+
+    def __init__(self, setting: Killed, leases: _Leases, began: float) -> None:
+        self._setting, self._leases = setting, leases
+        self.engine = ClockEngine(setting.slots, (setting.mean,), now=began)
+        self._wanted = False
+        self._files: list[tuple[float, RunningLease]] = []
+        self._line_free = began
+        self.loop = Generation(
+            self.engine, self, NoTools(), _version(0), swap=lambda version: None, finished=self._finished,
+            given_up=lambda lease, reason, error: None,
+            handing_in=lambda: [file.given.lease.lease for _, file in self._files], clock=lambda: self.engine.now,
+        )  # fmt: skip
+
+    def want(self, wish: Wish | None) -> None:
+        self._wanted = wish is not None
+
+    def take(self) -> PlannedLease | None:
+        if not self._wanted:
+            return None
+        number, places = self._leases.next()
+        part = LeasePart(node=NODE, submission=number, groups=places)
+        lease = Lease(lease=f"{number:032x}", node=NODE, step=0, submission=number, expires_unix=0.0, part=part)
+        rows = [planned_row(1_000 * number + GROUP * place + row, row) for place in places for row in range(GROUP)]
+        now, life = self.engine.now, 3600.0
+        return PlannedLease(
+            lease,
+            PUBLIC.codec.decode(0),
+            PUBLIC,
+            _version(0),
+            rows,
+            None,
+            now,
+            now + life,
+            life,
+            self._setting.part_seconds,
+        )
+
+    def _finished(self, file: RunningLease) -> None:
+        sent = file.tokens * STRIDE * FILE_BYTES_A_TOKEN / UPLINK_BYTES_A_SECOND
+        self._line_free = max(self.engine.now + SCORE_SECONDS, self._line_free) + sent
+        self._files.append((self._line_free, file))
+
+    def _deliver(self, now: float) -> None:
+        for at, file in [each for each in self._files if each[0] <= now]:
+            self._files.remove((at, file))
+            self._leases.take(file)
+            if file.rest is not None:
+                file.rest.parting = False
+
+    def run(self) -> None:
+        ends = self.engine.now + self._setting.every_seconds
+        while self.engine.now < ends:
+            self._deliver(self.engine.now)
+            if not self.loop.turn():
+                self.engine.now += 0.5
+        if self._setting.signal == "TERM":
+            leaves = self.engine.now + LEAVE_SECONDS
+            self.loop.leave()
+            while self.loop.turn():
+                pass
+            self._deliver(leaves)
+        self._leases.held.clear()
+
+
+def lost_share(setting: Killed, hours: float) -> float:
+    """Share of the tokens of all workers of these hours that no file brought."""
+    leases, tokens, now = _Leases(setting.groups), 0, 0.0
+    while now < hours * 3600:
+        worker = _Worker(setting, leases, now)
+        worker.run()
+        tokens, now = tokens + worker.engine.tokens, worker.engine.now
+    return 1 - leases.kept_tokens / tokens

@@ -1,0 +1,111 @@
+"""Leases that are handed in in parts: what a file left out, and who finishes it.
+
+Comes in: a file with whole groups of a lease (`HandedPart`), ends of leases, verdicts. Goes out: leases for the rest, drawn as the first node would
+have drawn it. Each lease still has one file: the rest of one is a lease of its own, kept by its node or free for everybody. So each group is leased
+to one node at a time. A part that is refused is free again, and so is one whose lease ends without a file.
+
+A node gains nothing by leaving out what it dislikes: others draw just that, and the groups that it likes count only together with it
+(`step_counter.counting`). Giving up a rest costs its node what handing back a lease costs.
+
+Costs: an object more in the store for each part and each rest. The lease for a rest is found in the leases of open steps, which a request for a
+lease reads anyway. Called by `uploads`, `handout`, `verdicts` and `recovery`.
+"""
+
+from collections.abc import Collection
+
+from shoal.contracts.problems import ProblemCode, Refusal
+from shoal.contracts.protocol import HandedPart, Lease, rest_of
+from shoal.contracts.work import LeasePart, may_be_parted
+from shoal.orchestrator.run_state import RunState
+from shoal.orchestrator.work.leases import is_open
+from shoal.orchestrator.work.open_work import closed, known
+from shoal.orchestrator.work.records import DrawnBy, LeaseRecord, SubmissionRecord
+from shoal.orchestrator.work.standing import drop
+
+FREE = ("returned", "abandoned")
+
+
+def split(state: RunState, lease: LeaseRecord, handed: HandedPart | None) -> tuple[LeasePart | None, LeasePart | None]:
+    """The part that a file of this lease has, and the rest that it leaves; None for a whole lease and for no rest. Raises `Refusal`."""
+    if handed is None:
+        return lease.part, None
+    work = known(state, lease.lease.step)
+    if work is None or not may_be_parted(work):
+        raise Refusal(ProblemCode.WRONG_GROUPS, f"a lease for {lease.lease.step} is handed in whole: it has no parts")
+    whole = lease.part or LeasePart(
+        node=lease.lease.node, submission=lease.lease.submission, groups=list(range(work.shape.groups))
+    )
+    rest = [place for place in whole.groups if place not in handed.groups]
+    if not rest or len(rest) + len(handed.groups) != len(whole.groups):
+        raise Refusal(
+            ProblemCode.WRONG_GROUPS,
+            f"groups {handed.groups[:8]} are no part of this lease, which holds {whole.groups[:8]}: name some of these and not all",
+        )
+    return (
+        LeasePart(node=whole.node, submission=whole.submission, groups=handed.groups, left=len(rest)),
+        LeasePart(node=whole.node, submission=whole.submission, groups=rest),
+    )
+
+
+def open_rest(state: RunState, file: SubmissionRecord, lease: LeaseRecord) -> LeaseRecord | None:
+    """The lease for what a submitted file leaves, made once: its node's, or free at its node's account. The caller holds `lease_lock`."""
+    if file.rest is None:
+        return None
+    found = state.leases.get(rest_of(file.lease))
+    if found is not None:
+        return found
+    keeps = file.keeps_rest and lease.lease.expires_unix > state.clock()
+    record = state.leases.issue_part(
+        file.rest,
+        node=file.node,
+        step=file.step,
+        given_unix=lease.given_unix,
+        expires_unix=lease.lease.expires_unix,
+        drawn_by=file.drawn_by,
+        lease=rest_of(file.lease),
+        status="open" if keeps else "returned",
+    )
+    if not keeps:
+        drop(state, record)
+    return record
+
+
+def continued(state: RunState, node: str, step: int, expires_unix: float, drawn_by: DrawnBy) -> Lease | None:
+    """A lease for what others, or the node itself, left of a step; None when nothing is. The caller holds `lease_lock`."""
+    left = free_parts(state.leases.all(), step, state.clock())
+    if not left:
+        return None
+    before = min(left, key=lambda each: (each.lease.expires_unix, each.lease.lease))
+    assert before.part is not None
+    record = state.leases.issue_part(
+        before.part.model_copy(update={"left": 0}),
+        node=node,
+        step=step,
+        given_unix=state.clock(),
+        expires_unix=expires_unix,
+        drawn_by=drawn_by,
+        follows=before.lease.lease,
+    )
+    state.leases.put(before.model_copy(update={"status": "passed"}))
+    return record.lease
+
+
+def free_parts(records: Collection[LeaseRecord], step: int, now_unix: float) -> list[LeaseRecord]:
+    """Parts of this step's leases that nobody works on, and for which no file is there."""
+    return [
+        record
+        for record in records
+        if record.part is not None
+        and record.lease.step == step
+        and (record.status in FREE or (record.status == "open" and not is_open(record, now_unix)))
+    ]
+
+
+def free_again(state: RunState, lease: str) -> None:
+    """After a verdict that is no accept: the groups of this lease's file are for somebody else to draw, while their step is open."""
+    with state.lease_lock:
+        record = state.leases.get(lease)
+        if record is None or record.part is None or record.status != "submitted":
+            return
+        if not closed(state, known(state, record.lease.step)):
+            state.leases.put(record.model_copy(update={"status": "abandoned", "sha256": None, "size": None}))
