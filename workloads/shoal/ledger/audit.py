@@ -186,7 +186,6 @@ class Audit:
         self.keys = Succession(roster, run_key)
         self.report = AuditReport(roster.run, checkpoints=sum(map(len, checkpoints.values())))
         self.leaves: list[bytes] = []
-        self.entries: list[LedgerEntry] = []
         self._run_key = run_key
         self._checkpoints = checkpoints
         self._chain = Chain(roster.run)
@@ -205,15 +204,13 @@ class Audit:
         """Check and fold the next entry; raises `BadLedger` at what makes every later entry worthless."""
         number = self._chain.next_number
         try:
-            entry = self.keys.check(Signed[LedgerEntry].from_json(data))
+            entry, canonical = self.keys.check_canonical(Signed[LedgerEntry].from_json(data))
         except (BadSignature, ValueError, KeyError) as error:
             raise _not_signed(f"entry {number}", error) from error
         try:
-            self._chain.follow(entry)
+            self.leaves.append(self._chain.follow(entry, canonical))
         except BrokenChain as error:
             raise BadLedger(f"entry {number}: {error}") from error
-        self.leaves.append(entry_leaf(entry))
-        self.entries.append(entry)
         self.report.entries = self._chain.next_number
         self.report.kinds[entry.kind] += 1
         for checkpoint in self._checkpoints.get(self._chain.next_number, ()):
