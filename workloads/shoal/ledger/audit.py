@@ -8,6 +8,7 @@ without: `undeclared`), that compute follows from its figures. A slashed node's 
 `ledger_documents`.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -189,7 +190,7 @@ class Audit:
         self._run_key = run_key
         self._checkpoints = checkpoints
         self._chain = Chain(roster.run)
-        self._seen: set[object] = set()
+        self._seen: set[bytes] = set()  # digests: a tuple of two keys takes five times the memory
         self._committed: dict[int, str] = {}
         self._keys_changed = -1  # number of the last entry that did
         self._shared: list[int] = []  # numbers of those that the slices of an evaluation share
@@ -223,8 +224,9 @@ class Audit:
                     f" {ours.root[:16]}...: the signed entries are not the stored ones"
                 )
         name = identity(entry.fact)
-        if name is None or name not in self._seen:  # a second record of the same fact changes nothing
-            self._seen.add(name)
+        seen = b"" if name is None else hashlib.sha256(repr(name).encode()).digest()
+        if name is None or seen not in self._seen:  # a second record of the same fact changes nothing
+            self._seen.add(seen)
             self._fold(entry)
         self.report.undeclared += not self.report.terms
         return entry

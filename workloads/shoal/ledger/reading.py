@@ -5,7 +5,7 @@ that no ledger has are reported; the first entry that cannot be believed ends th
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
@@ -50,8 +50,8 @@ def read_ledger(
 ) -> Audit:
     """Read and check everything, and give every checked entry to `each`. What is wrong is in the report.
 
-    No entry is held: 1,000,000 take about 400 MB, which are their leaves, names and identities. Raises `InputWrong` when there is nothing to read,
-    or the store is away.
+    No entry is held: 1,000,000 take about 400 MB, which are their leaves and identities, and before that their listing. Raises `InputWrong` when
+    there is nothing to read, or the store is away.
     """
     try:
         return _read(source, say, kept, documents, each)
@@ -82,18 +82,18 @@ def _read(
         raise InputWrong("there is no entry under ledger/: the run has not begun, or this is not its folder")
     audit = Audit(roster, checkpoints, roster.run_keys(signed.signer)[0])
     audit.report.problems += problems
-    names: list[str] = []
+    there = 0
     for number, info in enumerate(listed):
         if info.key != keys.ledger_entry(number) or info.size > LARGEST_ENTRY_BYTES:
             what = "is too large for one" if info.key == keys.ledger_entry(number) else "has another content"
             audit.report.problems.append(f"entry {number} is not there: {plain(info.key)} {what}")
             break
-        names.append(info.key)
-    whole = len(names) == len(listed)
+        there = number + 1
+    whole = there == len(listed)
     del listed
-    progress = Progress(say, len(names), "entries")
+    progress = Progress(say, there, "entries")
     try:
-        for data in read_all(store, names):
+        for data in read_all(store, map(keys.ledger_entry, range(there))):
             if data is None:
                 raise BadLedger(f"entry {audit.report.entries} was there but is gone")
             entry = audit.take(data)
@@ -195,7 +195,7 @@ def stored_opinions(store: Store, verdict: Verdict) -> list[bytes | None]:
     return list(read_all(store, names))
 
 
-def read_all(store: Store, names: Sequence[str]) -> Iterator[bytes | None]:
+def read_all(store: Store, names: Iterable[str]) -> Iterator[bytes | None]:
     """The objects in order, a chunk at a time; None for one that is not there or is too large to be ours."""
 
     with ThreadPoolExecutor(READERS) as readers:
