@@ -50,8 +50,8 @@ def read_ledger(
 ) -> Audit:
     """Read and check everything, and give every checked entry to `each`. What is wrong is in the report.
 
-    No entry is held: 1,000,000 take about 400 MB, which are their leaves and identities, and before that their listing. Raises `InputWrong` when
-    there is nothing to read, or the store is away.
+    No entry is held: a leaf and a digest of each stay, and before that their listing, hundreds of bytes an entry. Raises `InputWrong` when there is
+    nothing to read, or the store is away.
     """
     try:
         return _read(source, say, kept, documents, each)
