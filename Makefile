@@ -1,7 +1,7 @@
 # Each target is one command and does its own set-up. `make` alone lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo check test soak e2e lint types format lock crds docs observability bench bench-broadcast bench-diloco bench-inference bench-operator bench-prime bench-recovery bench-toploc bench-trainer bench-trust bench-vineppo bench-workers reproduce golden gpu gpu-wheels tools images base-image setup clean bench-release
+.PHONY: help demo check test soak e2e lint types format lock crds docs observability bench bench-broadcast bench-diloco bench-inference bench-ledger bench-operator bench-prime bench-recovery bench-toploc bench-trainer bench-trust bench-vineppo bench-workers reproduce rehearse golden gpu gpu-wheels tools images base-image setup clean bench-release
 
 PYTHON := .venv/bin/python
 # Two threads of torch or vLLM on two shared cores are slower than one.
@@ -81,6 +81,9 @@ bench-diloco: setup ## islands against data parallel training: losses, bytes and
 	@tools/setup.sh --with ip:iproute2
 	$(PYTHON) -m benchmarks.diloco
 
+rehearse: setup ## runs of the paper's size without GPUs, beside their plans: benchmarks/results/size.json; some two hours on an idle machine
+	$(PYTHON) -m benchmarks.rehearse
+
 reproduce: setup ## the paper's experiments on a tiny model; runs what is missing, some 70 minutes in all
 	nice -n 19 $(PYTHON) -m benchmarks.reproduce
 
@@ -105,6 +108,9 @@ bench-protocol: setup ## ten thousand heartbeating nodes, a thousand that come a
 
 bench-recovery: setup ## what recovery reads of the store after a million files: benchmarks/results/size.json; some seven minutes
 	$(PYTHON) -m benchmarks.recovery
+
+bench-ledger: setup ## `shoal ledger verify` over a million entries: benchmarks/results/size.json; some half an hour
+	$(PYTHON) -m benchmarks.ledger
 
 bench-release: setup ## parts that were promised a GPU and see none, the size of the CLI alone, the error of a node's caps: benchmarks/results/release.json; some five minutes
 	$(PYTHON) -m benchmarks.release

@@ -41,6 +41,7 @@ from shoal.contracts.recipe import Recipe
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import StepBatch
 from shoal.crypto.keys import PrivateKey
+from shoal.storage import Store
 
 LIFE_SECONDS = 300.0
 WORK_SECONDS = 150.0
@@ -172,18 +173,25 @@ class Node:
     async def _work(self) -> None:
         while True:
             await asyncio.sleep(random.expovariate(1.0 / WORK_SECONDS))
-            await self._hand_in()
+            step = await self.step()
+            lease = await self.lease(step.step) if step is not None else None
+            if lease is not None:
+                await self.hand_in(lease, GROUPS)
 
-    async def _hand_in(self) -> None:
+    async def step(self, query: str = "") -> StepInfo | None:
+        """The step to work on; None while there is none."""
+        answer = await self.crowd.ask(self.work_line, "GET", f"/v1/step{query}")
+        return None if answer is None or answer.status == 204 else StepInfo.from_json(answer.body)
+
+    async def lease(self, step: int, held: list[str] | None = None) -> Lease | None:
+        """A lease for it; None when it was refused. `held`: leases that the node works on."""
+        request = LeaseRequest(node=self.key.public, step=step, held=held)
+        answer = await self.crowd.ask(self.work_line, "POST", "/v1/leases", request)
+        return None if answer is None or answer.status == 204 else Lease.from_json(answer.body)
+
+    async def hand_in(self, lease: Lease, groups: int) -> None:
+        """Grant, upload and notice of a file without rollouts."""
         crowd, node, wire = self.crowd, self.key.public, self.work_line
-        answer = await crowd.ask(wire, "GET", "/v1/step")
-        if answer is None or answer.status == 204:
-            return
-        step = StepInfo.from_json(answer.body).step
-        answer = await crowd.ask(wire, "POST", "/v1/leases", LeaseRequest(node=node, step=step))
-        if answer is None or answer.status == 204:
-            return
-        lease = Lease.from_json(answer.body)
         data = secrets.token_bytes(2000)
         digest = sha(data)
         wanted = UploadRequest(node=node, lease=lease.lease, size=len(data), sha256=digest)
@@ -196,7 +204,7 @@ class Node:
         if posted.status != 204:
             crowd.refusals[f"{posted.status} staging"] += 1
             return
-        notice = SubmissionNotice(node=node, lease=lease.lease, size=len(data), sha256=digest, groups=GROUPS)
+        notice = SubmissionNotice(node=node, lease=lease.lease, size=len(data), sha256=digest, groups=groups)
         answer = await crowd.ask(wire, "POST", "/v1/submissions", notice)
         if answer is not None:
             crowd.confirmed[(node, digest)] = SubmissionReceipt.from_json(answer.body).status
@@ -271,30 +279,22 @@ async def measure(stack: Stack, nodes: int, minutes: float) -> Churn:
     await asyncio.sleep(max(0.0, crowd.left()))
     await asyncio.gather(*places, return_exceptions=True)
     grown, used = resident_bytes(process), cpu_seconds(process)
-    waiting = await _drained(stack, crowd)
+    waiting = await drained(stack, crowd)
     for task in trusted:
         task.cancel()
     await asyncio.gather(*trusted, return_exceptions=True)
-    entries = ledger(stack.store)
-    accepted = Counter((entry.node, entry.digest) for entry in entries if entry.kind == "accepted")
-    sealed = [entry.step for entry in entries if entry.kind == "batch-sealed" and entry.step is not None]
-    used_in = Counter(
-        (file.node, file.sha256)
-        for step in sealed
-        for file in StepBatch.from_json(stack.store.get(keys.step_batch(step))).files
-    )
-    doubled = sum(count - 1 for found in (accepted, used_in) for count in found.values())
+    told = Told.of(stack.store)
     return Churn(
         nodes=nodes,
         minutes=minutes,
         joined=crowd.joined,
         ended=crowd.ended,
         confirmed=len(crowd.confirmed),
-        accepted=len(accepted),
+        accepted=len(told.accepted),
         expired=sum(status == "expired" for status in crowd.confirmed.values()),
         lost=len(waiting),
-        doubled=doubled,
-        steps=len(sealed),
+        doubled=told.doubled,
+        steps=told.steps,
         heartbeats=crowd.heartbeats,
         refusals=dict(crowd.refusals.most_common()),
         orchestrator_cpu_seconds=round(used, 1),
@@ -303,7 +303,28 @@ async def measure(stack: Stack, nodes: int, minutes: float) -> Churn:
     )
 
 
-async def _drained(stack: Stack, crowd: Crowd) -> list[tuple[str, str]]:
+@dataclass(frozen=True)
+class Told:
+    """What the ledger and the batches say of files: which were accepted, how often one counts twice, how many steps are sealed."""
+
+    accepted: Counter[tuple[str, str]]
+    doubled: int
+    steps: int
+
+    @classmethod
+    def of(cls, store: Store) -> "Told":
+        entries = ledger(store)
+        accepted = Counter((entry.node, entry.digest) for entry in entries if entry.kind == "accepted")
+        sealed = [entry.step for entry in entries if entry.kind == "batch-sealed" and entry.step is not None]
+        used_in = Counter(
+            (file.node, file.sha256)
+            for step in sealed
+            for file in StepBatch.from_json(store.get(keys.step_batch(step))).files
+        )
+        return cls(accepted, sum(count - 1 for found in (accepted, used_in) for count in found.values()), len(sealed))
+
+
+async def drained(stack: Stack, crowd: Crowd) -> list[tuple[str, str]]:
     """Confirmed files that have no verdict, `DRAIN_SECONDS` after the end at most."""
     end = time.monotonic() + DRAIN_SECONDS
     waiting = [name for name, status in crowd.confirmed.items() if status != "expired"]

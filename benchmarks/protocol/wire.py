@@ -28,11 +28,12 @@ class Answer:
 
 @dataclass
 class Wire:
-    """One connection to one service, signed with one key. Requests one after the other."""
+    """One connection to one service, signed with one key. Requests go one after the other, whoever asks."""
 
     base_url: str
     key: PrivateKey
     _streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = field(default=None, repr=False)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     async def ask(self, method: str, path: str, body: Contract | None = None, *, fresh: bool = False) -> Answer:
         """One request. A kept connection that the service has closed is opened again once; raises OSError, TimeoutError."""
@@ -67,7 +68,7 @@ class Wire:
         return answer
 
     async def _exchange(self, data: bytes) -> Answer:
-        async with asyncio.timeout(TIMEOUT_SECONDS):
+        async with self._turn, asyncio.timeout(TIMEOUT_SECONDS):
             if self._streams is None:
                 parts = urlsplit(self.base_url)
                 self._streams = await asyncio.open_connection(parts.hostname, parts.port)

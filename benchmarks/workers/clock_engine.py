@@ -24,10 +24,10 @@ MEAN_TOKENS, LIMIT_TOKENS, SPREAD = 9_000.0, 30_720, 0.75
 LIMIT = LIMIT_TOKENS // STRIDE
 
 
-def length_of(seed: int, mean: float = MEAN_TOKENS) -> int:
+def length_of(seed: int, mean: float = MEAN_TOKENS, stride: int = STRIDE, limit: int = LIMIT) -> int:
     """Strides of the completion with this seed: lognormal, cut at the limit."""
     tokens = random.Random(seed).lognormvariate(math.log(mean) - SPREAD**2 / 2, SPREAD)
-    return max(1, min(LIMIT, round(tokens / STRIDE)))
+    return max(1, min(limit, round(tokens / stride)))
 
 
 @dataclass
@@ -43,6 +43,16 @@ class ClockEngine:
     sequences: int
     means: Sequence[float] = (MEAN_TOKENS,)
     """Mean tokens of each kind of row: a seed's kind is its rest by their number."""
+    weights_bytes: float = WEIGHTS_BYTES
+    cache_bytes_a_token: float = CACHE_BYTES_A_TOKEN
+    bandwidth: float = BANDWIDTH
+    token_seconds: float = 0.0
+    """Of computing alone, for each token; where it is the slower of the two."""
+    prompt_tokens: float = 0.0
+    """Of each row, whose keys and values are read too."""
+    stride: int = STRIDE
+    limit: int = LIMIT
+    """Strides of the longest completion."""
     now: float = 0.0
     tokens: int = 0
     rows: dict[str, _Row] = field(default_factory=dict)
@@ -52,19 +62,24 @@ class ClockEngine:
         if len(self.rows) >= self.sequences:
             raise RuntimeError("more rows were started than the engine has slots")
         self.count += 1
-        self.rows[str(self.count)] = _Row(length_of(request.seed, self.means[request.seed % len(self.means)]))
+        self.rows[str(self.count)] = _Row(
+            length_of(request.seed, self.means[request.seed % len(self.means)], self.stride, self.limit)
+        )
         return str(self.count)
 
     def step(self) -> list[tuple[str, Completion]]:
-        positions = STRIDE * sum(row.done for row in self.rows.values())
-        self.now += STRIDE * (WEIGHTS_BYTES + positions * CACHE_BYTES_A_TOKEN) / BANDWIDTH
+        positions = self.prompt_tokens * len(self.rows) + self.stride * sum(row.done for row in self.rows.values())
+        reading = (self.weights_bytes + positions * self.cache_bytes_a_token) / self.bandwidth
+        self.now += self.stride * max(reading, len(self.rows) * self.token_seconds)
         ended = []
         for name, row in list(self.rows.items()):
             row.done += 1
             if row.done >= row.length:
                 del self.rows[name]
-                ended.append((name, Completion([0] * row.length, [], "length" if row.length == LIMIT else "stop", b"")))
-        self.tokens += STRIDE * (len(self.rows) + len(ended))
+                ended.append(
+                    (name, Completion([0] * row.length, [], "length" if row.length == self.limit else "stop", b""))
+                )
+        self.tokens += self.stride * (len(self.rows) + len(ended))
         return ended
 
     def abort(self, names: Collection[str]) -> None:

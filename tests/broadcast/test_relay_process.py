@@ -1,6 +1,7 @@
 """A relay as processes: real nginx in front, the sync agent behind; who may read, what is served, and kills in between."""
 
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -286,6 +287,20 @@ def test_a_relay_limits_what_one_node_may_take() -> None:
     ):
         assert line in text
     assert "limit_rate " not in render(places_of("relay", Path("/shoal"), "127.1.2.3", 2, None, RelayConfig()))
+
+
+def test_nginx_takes_the_largest_limits_that_a_manifest_may_ask_for(tmp_path: Path) -> None:
+    schema = RateLimits.model_json_schema()["properties"]
+    largest = {
+        name: max(each.get("maximum", 0) for each in field.get("anyOf", [field])) for name, field in schema.items()
+    }
+    places = places_of("relay", tmp_path, "127.1.2.3", 2, None, RelayConfig(rate_limits=RateLimits(**largest)))
+    places.temporary.mkdir(parents=True)
+    (tmp_path / "www" / "logs").mkdir(parents=True)
+    file = tmp_path / "nginx.conf"
+    file.write_text(render(places))
+    said = subprocess.run(["nginx", "-t", "-p", tmp_path, "-c", file, "-e", "stderr"], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
 
 
 def test_a_home_that_would_end_the_configurations_quotes_is_refused() -> None:

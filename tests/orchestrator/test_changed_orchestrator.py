@@ -32,6 +32,23 @@ from shoal.orchestrator.verdicts import verdicts
 DEAD = NodeDead(node="7" * 64)
 
 
+def test_an_entry_that_changes_while_the_ledger_is_read_is_a_finding(tmp_path: Path, redis_server: Redis) -> None:
+    run = Orchestrator(tmp_path, redis_server.url)
+    run.announce(0)
+    trust = Trust(run.config.run_key, run.config.roster, "the test", given=True)
+
+    def problems(each: Callable[[LedgerEntry], None]) -> list[str]:
+        return read_ledger(LedgerSource(run.store, trust), lambda _: None, documents=True, each=each).report.problems
+
+    before = problems(lambda entry: None)
+    number = run.state.view.next_number - 1
+    path = keys.ledger_entry(number)
+    other = run.store.get(keys.ledger_entry(0)) if number else b"{}"
+    assert problems(lambda entry: run.store.put(path, other) if entry.number == number else None) == [
+        *before, f"entry {number} changed while the ledger was read",
+    ]  # fmt: skip
+
+
 class Run(Orchestrator):
     """An orchestrator whose keys the test changes."""
 
@@ -91,9 +108,10 @@ def new_run(tmp_path: Path, redis_server: Redis) -> Callable[..., Run]:
 
 
 def kinds(run: Run) -> list[str]:
-    return [entry.kind for entry in read_ledger(
-        LedgerSource(run.store, Trust(run.config.run_key, run.config.roster, "", given=True)), lambda _: None
-    ).entries]  # fmt: skip
+    found: list[LedgerEntry] = []
+    trust = Trust(run.config.run_key, run.config.roster, "", given=True)
+    read_ledger(LedgerSource(run.store, trust), lambda _: None, each=found.append)
+    return [entry.kind for entry in found]
 
 
 def test_a_change_is_the_first_thing_that_a_new_orchestrator_writes(new_run: Callable[..., Run]) -> None:

@@ -51,7 +51,7 @@ class Copy:
     def audit(self, *stages: Any, rows: float = 1.0, **plan: Any) -> AuditResult:
         """As a stranger who has nothing but the store, the configuration and the run's key."""
         ledger = self.ledger()
-        evidence = Evidence(self.store, self.config, ledger)
+        evidence = Evidence(self.store, self.config, ledger, self.entries())
         terms = AuditTerms(run=RUN, run_key=self.config.run_key, seed="seed", rows=rows, files=1.0)
         plan_of = AuditPlan(terms, stages, **plan)
         return RunAudit(evidence, ledger, plan_of, self.folder / "audit", self.said.append, tiny_run.ranks()).run()

@@ -7,14 +7,18 @@ printed.
 
 import json
 import sys
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.cli.printing import print_line
 from shoal.errors import InputWrong, RunFailed
+
+if TYPE_CHECKING:
+    from shoal.ledger.entries import LedgerEntry
 
 app = typer.Typer(
     name="ledger",
@@ -85,11 +89,17 @@ def show(
     Example: shoal ledger show arithmetic --totals
     """
     from shoal.ledger.reading import read_ledger
-    from shoal.ledger.text import chosen, entry_line, totals_lines, totals_records
+    from shoal.ledger.text import entry_line, is_chosen, totals_lines, totals_records
     from shoal.report.ledger_sources import open_source
 
     opened = open_source(source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
-    audit = read_ledger(opened, _say)
+    wanted: deque[LedgerEntry] = deque(maxlen=last or None)
+
+    def choose(entry: "LedgerEntry") -> None:
+        if not totals and is_chosen(entry, node, kind):
+            wanted.append(entry)
+
+    audit = read_ledger(opened, _say, each=choose)
     if totals:
         if as_json:
             print_line(json.dumps(totals_records(audit.report, probation)))
@@ -97,7 +107,7 @@ def show(
             for line in totals_lines(audit.report, probation):
                 print_line(line)
     else:
-        for entry in chosen(audit.entries, node, kind, last):
+        for entry in wanted:
             print_line(json.dumps(entry.model_dump(mode="json")) if as_json else entry_line(entry))
     _fail_if_wrong(audit.report.problems)
 
@@ -219,8 +229,9 @@ def audit(
     opened, config = open_for_audit(
         source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials
     )
-    found = read_ledger(opened, _say, documents=True)
-    result = run_audit(opened, config, found, stages, steps, rows, files, seed, jobs, work, _say)
+    entries: list[LedgerEntry] = []
+    found = read_ledger(opened, _say, documents=True, each=entries.append)
+    result = run_audit(opened, config, found, entries, stages, steps, rows, files, seed, jobs, work, _say)
     if as_json:
         print_line(json.dumps(result_record(result, opened.trust)))
     else:

@@ -7,7 +7,7 @@ otherwise; nothing is asked of a network.
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ import structlog
 from shoal.contracts.run import RunConfig
 from shoal.errors import InputWrong
 from shoal.ledger.audit import Audit
+from shoal.ledger.entries import LedgerEntry
 from shoal.ledger.source import LedgerSource
 from shoal.recompute.record import STAGES, AuditTerms, Stage, read_record
 from shoal.telemetry.logs import STEPS
@@ -53,6 +54,7 @@ def run_audit(
     source: LedgerSource,
     config: RunConfig,
     ledger: Audit,
+    entries: Sequence[LedgerEntry],
     stages: list[Stage],
     steps: tuple[int, int] | None,
     rows: float,
@@ -83,6 +85,6 @@ def run_audit(
     before = read_record(folder / "record.json")
     seed = seed or (before.terms.seed if before is not None else secrets.token_hex(8))
     terms = AuditTerms(run=config.run, run_key=source.trust.run_key, seed=seed, rows=rows, files=files)
-    evidence = Evidence(source.store, config, ledger)
+    evidence = Evidence(source.store, config, ledger, entries)
     say(f"seed {plain(seed)}; record and log in {plain(folder, 200)}")
     return RunAudit(evidence, ledger, AuditPlan(terms, stages, steps, jobs), folder, say).run()

@@ -76,6 +76,14 @@ class Planned:
 
 def planned(run: TrainingRun, asked: PlanRequest, measured: Measured | None = None) -> Planned:
     """Plan a manifest. Raises InputWrong for an option, a mode or a model that cannot be planned."""
+    facts, around, assumed = surroundings(run, asked, measured)
+    return Planned(plan(facts, around), assumed, measured)
+
+
+def surroundings(
+    run: TrainingRun, asked: PlanRequest, measured: Measured | None = None
+) -> tuple[RunFacts, Surroundings, tuple[str, ...]]:
+    """What a plan is made from, and what of it is assumed, in words. Raises InputWrong."""
     from shoal_operator.plan_facts import run_facts
 
     facts = run_facts(run)
@@ -106,7 +114,7 @@ def planned(run: TrainingRun, asked: PlanRequest, measured: Measured | None = No
         price=asked.price,
         train_seconds=measured.train_seconds if measured else None,
     )
-    return Planned(plan(facts, around), tuple(_assumed(facts, around, mean_from, guessed, measured)), measured)
+    return facts, around, tuple(_assumed(facts, around, mean_from, guessed, measured))
 
 
 def _mean_tokens(run: TrainingRun, asked: PlanRequest, measured: Measured | None) -> tuple[float, str]:

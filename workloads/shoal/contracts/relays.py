@@ -25,7 +25,7 @@ class RateLimits(SpecModel):
     bytes_per_second: int | None = Field(
         None, ge=1024, le=1 << 40, description="Most bytes a second of one connection; absent: no limit."
     )
-    address_connections: int = Field(512, ge=1, le=65_536, description="Most connections of one address at once.")
+    address_connections: int = Field(512, ge=1, le=65_535, description="Most connections of one address at once.")
     address_requests_per_second: int = Field(
         2000,
         ge=1,

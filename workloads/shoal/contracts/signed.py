@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import rfc8785
 
 from shoal.contracts.base import Contract, NodeId, SignatureHex
-from shoal.crypto.canonical import signing_bytes
+from shoal.crypto.canonical import canonical_bytes, signing_bytes
 from shoal.crypto.keys import PrivateKey, verify
 
 Document = TypeVar("Document", bound=Contract)
@@ -41,6 +41,10 @@ class Signed(Contract, Generic[Document]):
 
     def verified(self, signer: Signer) -> Document:
         """The document, if `signer` is who signed it; raises `BadSignature` otherwise."""
+        return self.verified_canonical(signer)[0]
+
+    def verified_canonical(self, signer: Signer) -> tuple[Document, bytes]:
+        """The same, with the document's canonical bytes, for a reader who hashes them too."""
         name = type(self.document).__name__
         if isinstance(signer, str):
             if self.signer != signer:
@@ -48,12 +52,12 @@ class Signed(Contract, Generic[Document]):
         elif problem := signer.refusal(self.signer, self.document):
             raise BadSignature(f"{name} is signed by {self.signer[:12]}...: {problem}")
         try:
-            signed = signing_bytes(self.document)
+            canonical = canonical_bytes(self.document)
         except rfc8785.CanonicalizationError as error:  # nobody can have signed it
             raise BadSignature(f"{name} has no canonical form (RFC 8785): {error}") from error
-        if not verify(self.signer, bytes.fromhex(self.signature), signed):
+        if not verify(self.signer, bytes.fromhex(self.signature), signing_bytes(self.document, canonical)):
             raise BadSignature(f"{name}: the signature of {self.signer[:12]}... does not fit the document")
-        return self.document
+        return self.document, canonical
 
 
 def signed_object(name: str, text: str, signer: str) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ without: `undeclared`), that compute follows from its figures. A slashed node's 
 `ledger_documents`.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -186,11 +187,10 @@ class Audit:
         self.keys = Succession(roster, run_key)
         self.report = AuditReport(roster.run, checkpoints=sum(map(len, checkpoints.values())))
         self.leaves: list[bytes] = []
-        self.entries: list[LedgerEntry] = []
         self._run_key = run_key
         self._checkpoints = checkpoints
         self._chain = Chain(roster.run)
-        self._seen: set[object] = set()
+        self._seen: set[bytes] = set()  # digests: a tuple of two keys takes five times the memory
         self._committed: dict[int, str] = {}
         self._keys_changed = -1  # number of the last entry that did
         self._shared: list[int] = []  # numbers of those that the slices of an evaluation share
@@ -205,15 +205,13 @@ class Audit:
         """Check and fold the next entry; raises `BadLedger` at what makes every later entry worthless."""
         number = self._chain.next_number
         try:
-            entry = self.keys.check(Signed[LedgerEntry].from_json(data))
+            entry, canonical = self.keys.check_canonical(Signed[LedgerEntry].from_json(data))
         except (BadSignature, ValueError, KeyError) as error:
             raise _not_signed(f"entry {number}", error) from error
         try:
-            self._chain.follow(entry)
+            self.leaves.append(self._chain.follow(entry, canonical))
         except BrokenChain as error:
             raise BadLedger(f"entry {number}: {error}") from error
-        self.leaves.append(entry_leaf(entry))
-        self.entries.append(entry)
         self.report.entries = self._chain.next_number
         self.report.kinds[entry.kind] += 1
         for checkpoint in self._checkpoints.get(self._chain.next_number, ()):
@@ -226,8 +224,9 @@ class Audit:
                     f" {ours.root[:16]}...: the signed entries are not the stored ones"
                 )
         name = identity(entry.fact)
-        if name is None or name not in self._seen:  # a second record of the same fact changes nothing
-            self._seen.add(name)
+        seen = b"" if name is None else hashlib.sha256(repr(name).encode()).digest()
+        if name is None or seen not in self._seen:  # a second record of the same fact changes nothing
+            self._seen.add(seen)
             self._fold(entry)
         self.report.undeclared += not self.report.terms
         return entry

@@ -91,20 +91,22 @@ class Chain:
         self.regular: dict[int, LedgerCheckpoint] = {}
         """Checkpoints at multiples of `CHECKPOINT_ENTRIES`, by size. Whoever has written or compared one may take it out."""
 
-    def follow(self, entry: LedgerEntry) -> None:
-        """Take the next entry; raises `BrokenChain` when it is not the next one of this run."""
+    def follow(self, entry: LedgerEntry, canonical: bytes | None = None) -> bytes:
+        """Take the next entry, and its canonical bytes where the caller has them; returns its leaf, 32 bytes. Raises `BrokenChain` when it is not
+        the next one of this run."""
         if entry.run != self.run or entry.number != self.next_number or entry.previous != self.head:
             raise BrokenChain(
                 f"ledger entry {entry.number} of run {entry.run!r} does not follow entry {self.next_number - 1} of {self.run!r}"
                 f" (its previous is {entry.previous[:12]}..., expected {self.head[:12]}...)"
             )
-        data = canonical_bytes(entry)
-        self.head = hashlib.sha256(data).hexdigest()
-        self.tree.append(leaf_hash(data))
+        data = canonical or canonical_bytes(entry)
+        self.head, leaf = hashlib.sha256(data).hexdigest(), leaf_hash(data)
+        self.tree.append(leaf)
         self.next_number += 1
         self._last_unix = entry.unix
         if self.next_number % CHECKPOINT_ENTRIES == 0:
             self.regular[self.next_number] = self.checkpoint()
+        return leaf
 
     def checkpoint(self) -> LedgerCheckpoint:
         """The checkpoint over all entries so far; raises ValueError while there is none."""

@@ -5,7 +5,7 @@ that no ledger has are reported; the first entry that cannot be believed ends th
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
@@ -16,8 +16,9 @@ from shoal.contracts.signed import Signed
 from shoal.contracts.verdicts import Verdict
 from shoal.errors import InputWrong
 from shoal.ledger.audit import Audit, BadLedger, read_checkpoint, trusted_roster
+from shoal.ledger.chain import entry_leaf
 from shoal.ledger.documents import document_key, document_problem, findings_problem, rejects_to_repeat
-from shoal.ledger.entries import BatchSealed, LedgerCheckpoint, LedgerEntry
+from shoal.ledger.entries import BatchSealed, EntryKind, LedgerCheckpoint, LedgerEntry
 from shoal.ledger.source import LedgerSource, Trust
 from shoal.storage import BadKey, NotFound, Store, StoreUnavailable
 from shoal.text import count, plain
@@ -33,21 +34,38 @@ LARGEST_OPINION_BYTES = 128 << 10  # a reject has no rewards: 4,000 characters o
 MOST_OPINIONS = 256
 """Read of one file: 16 votes at most (`slashVotes`), for each of a dozen reasons."""
 PROGRESS_SECONDS = 2.0
+WITH_DOCUMENT: tuple[EntryKind, ...] = ("accepted", "rejected", "batch-sealed", "version-published")
+"""Kinds for which `document_key` has a key."""
 
 Say = Callable[[str], None]
 
 
 def read_ledger(
-    source: LedgerSource, say: Say, *, kept: Sequence[LedgerCheckpoint] = (), documents: bool = False
+    source: LedgerSource,
+    say: Say,
+    *,
+    kept: Sequence[LedgerCheckpoint] = (),
+    documents: bool = False,
+    each: Callable[[LedgerEntry], object] | None = None,
 ) -> Audit:
-    """Read and check everything. What is wrong is in the report; raises `InputWrong` when there is nothing to read, or the store is away."""
+    """Read and check everything, and give every checked entry to `each`. What is wrong is in the report.
+
+    No entry is held: a leaf and a digest of each stay, and before that their listing, hundreds of bytes an entry. Raises `InputWrong` when there is
+    nothing to read, or the store is away.
+    """
     try:
-        return _read(source, say, kept, documents)
+        return _read(source, say, kept, documents, each)
     except StoreUnavailable as error:
         raise InputWrong(plain(error, 400)) from None
 
 
-def _read(source: LedgerSource, say: Say, kept: Sequence[LedgerCheckpoint], documents: bool) -> Audit:
+def _read(
+    source: LedgerSource,
+    say: Say,
+    kept: Sequence[LedgerCheckpoint],
+    documents: bool,
+    each: Callable[[LedgerEntry], object] | None,
+) -> Audit:
     store, trust = source.store, source.trust
     try:
         signed, roster = newest_roster(store, trust)
@@ -56,34 +74,38 @@ def _read(source: LedgerSource, say: Say, kept: Sequence[LedgerCheckpoint], docu
         audit.report.problems.append(str(error))
         return audit
     checkpoints, problems = stored_checkpoints(store, roster)
-    for each in kept:
-        checkpoints.setdefault(each.size, []).append(each)
+    for checkpoint in kept:
+        checkpoints.setdefault(checkpoint.size, []).append(checkpoint)
     # After the checkpoints: a ledger that is being written is then never behind them.
     listed = store.list(keys.LEDGER)
     if not listed and not checkpoints:
         raise InputWrong("there is no entry under ledger/: the run has not begun, or this is not its folder")
     audit = Audit(roster, checkpoints, roster.run_keys(signed.signer)[0])
     audit.report.problems += problems
-    names: list[str] = []
+    there = 0
     for number, info in enumerate(listed):
         if info.key != keys.ledger_entry(number) or info.size > LARGEST_ENTRY_BYTES:
             what = "is too large for one" if info.key == keys.ledger_entry(number) else "has another content"
             audit.report.problems.append(f"entry {number} is not there: {plain(info.key)} {what}")
             break
-        names.append(info.key)
-    progress = Progress(say, len(names), "entries")
+        there = number + 1
+    whole = there == len(listed)
+    del listed
+    progress = Progress(say, there, "entries")
     try:
-        for data in read_all(store, names):
+        for data in read_all(store, map(keys.ledger_entry, range(there))):
             if data is None:
                 raise BadLedger(f"entry {audit.report.entries} was there but is gone")
-            audit.take(data)
+            entry = audit.take(data)
+            if each is not None:
+                each(entry)
             progress.step()
         if documents:
             _compare_documents(source, audit, say)
     except BadLedger as error:
         audit.report.problems.append(str(error))
     else:
-        if len(names) == len(listed):
+        if whole:
             audit.finish()
     return audit
 
@@ -125,9 +147,8 @@ def _compare_documents(source: LedgerSource, audit: Audit, say: Say) -> None:
             f"entry {audit.report.terms[-1].number}: by the ledger's terms a reject takes {declared.slash_votes} validators, by the run's"
             f" configuration {configured}: its orchestrator goes by another one, or has not yet taken it up"
         )
-    named = [(entry, key) for entry in audit.entries if (key := document_key(entry.fact)) is not None]
-    progress = Progress(say, len(named), "documents")
-    for (entry, _), data in zip(named, read_all(store, [key for _, key in named]), strict=True):
+    progress = Progress(say, sum(audit.report.kinds[kind] for kind in WITH_DOCUMENT), "documents")
+    for entry, data in _with_documents(store, audit):
         commitment = audit.commitment(entry.fact.step) if isinstance(entry.fact, BatchSealed) else None
         problem = document_problem(entry, data, audit.keys, commitment)
         if problem is not None:
@@ -143,6 +164,25 @@ def _compare_documents(source: LedgerSource, audit: Audit, say: Say) -> None:
         progress.step()
 
 
+def _with_documents(store: Store, audit: Audit) -> Iterator[tuple[LedgerEntry, bytes | None]]:
+    """Entries that name a document, read again and compared with what was checked, and the document; raises `BadLedger`."""
+    again = enumerate(read_all(store, [keys.ledger_entry(number) for number in range(audit.report.entries)]))
+    while chunk := list(islice(again, CHUNK)):
+        named: list[tuple[LedgerEntry, str]] = []
+        for number, data in chunk:
+            try:
+                entry = Signed[LedgerEntry].from_json(data or b"").document
+                same = entry_leaf(entry) == audit.leaves[number]
+            except ValueError:
+                same = False
+            if not same:
+                raise BadLedger(f"entry {number} changed while the ledger was read")
+            if (key := document_key(entry.fact)) is not None:
+                named.append((entry, key))
+        found = read_all(store, [key for _, key in named])
+        yield from zip((entry for entry, _ in named), found, strict=True)
+
+
 def votes_for(source: LedgerSource, audit: Audit, entry: LedgerEntry) -> int:
     """Validators that had to agree on a reject: as the reader says, by the ledger's terms of its time, by the configuration, or 1."""
     return source.slash_votes or audit.report.slash_votes_at(entry) or source.configured_votes or 1
@@ -155,7 +195,7 @@ def stored_opinions(store: Store, verdict: Verdict) -> list[bytes | None]:
     return list(read_all(store, names))
 
 
-def read_all(store: Store, names: Sequence[str]) -> Iterator[bytes | None]:
+def read_all(store: Store, names: Iterable[str]) -> Iterator[bytes | None]:
     """The objects in order, a chunk at a time; None for one that is not there or is too large to be ours."""
 
     with ThreadPoolExecutor(READERS) as readers:

@@ -36,16 +36,20 @@ class Succession:
 
     def check(self, signed: Signed[LedgerEntry]) -> LedgerEntry:
         """The next entry, if its signer may write it; it is taken in. Raises `BadSignature`."""
+        return self.check_canonical(signed)[0]
+
+    def check_canonical(self, signed: Signed[LedgerEntry]) -> tuple[LedgerEntry, bytes]:
+        """The same, with the entry's canonical bytes."""
         entry = signed.document
         changed = self._new_roster(entry.fact) if isinstance(entry.fact, KeysChanged) else None
-        signed.verified(self.current if changed is None else changed.keys["orchestrator"])
+        _, canonical = signed.verified_canonical(self.current if changed is None else changed.keys["orchestrator"])
         if changed is not None:
             known = self.roster.changes if self.roster is not None else []
             for each in changed.changes:
                 if each not in known:
                     self._ended.setdefault(each.document.old, entry.number)
             self.roster, self.current = changed, changed.keys["orchestrator"]
-        return entry
+        return entry, canonical
 
     def is_orchestrator(self, key: str) -> bool:
         """Whether a key is or was the orchestrator's."""

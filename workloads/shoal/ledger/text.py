@@ -1,6 +1,6 @@
 """What `shoal ledger` prints: entries, totals and findings as lines and as JSON records. Pure; foreign text passes through `plain`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from shoal.contracts.roster import Roster
@@ -16,14 +16,9 @@ MOST_TERMS = 5
 """The newest terms are shown in words; JSON has them all."""
 
 
-def chosen(entries: Sequence[LedgerEntry], node: str | None, kind: str | None, last: int) -> list[LedgerEntry]:
-    """The entries asked for, in order."""
-    found = [
-        entry
-        for entry in entries
-        if (node is None or (entry.node or "").startswith(node)) and (kind is None or entry.kind == kind)
-    ]
-    return found[-last:] if last else found
+def is_chosen(entry: LedgerEntry, node: str | None, kind: str | None) -> bool:
+    """Whether an entry was asked for; None: any node, any kind."""
+    return (node is None or (entry.node or "").startswith(node)) and (kind is None or entry.kind == kind)
 
 
 def entry_line(entry: LedgerEntry) -> str:

@@ -69,14 +69,15 @@ class Sealed:
 class Evidence:
     """The run as its ledger has it. Nothing is written; safe for several threads."""
 
-    def __init__(self, store: Store, config: RunConfig, audit: Audit) -> None:
+    def __init__(self, store: Store, config: RunConfig, audit: Audit, entries: Sequence[LedgerEntry]) -> None:
+        """`entries`: all of the ledger that `audit` has checked."""
         self.store, self.config, self.roster = store, config, audit.roster
         self.commitment = audit.commitment
         self.files: list[LedgerFile] = []
         self.sealed: dict[int, Sealed] = {}
         self.versions: dict[int, str] = {}
         seen: set[object] = set()
-        for entry in audit.entries:
+        for entry in entries:
             name = identity(entry.fact)
             if name is None or name not in seen:  # a second record of the same fact changes nothing
                 seen.add(name)

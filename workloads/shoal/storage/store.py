@@ -50,7 +50,7 @@ class StoreUnavailable(RuntimeError):
     """The store did not answer until the deadline."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """One listed object: key relative to the run, size in bytes, time of change in seconds since 1970."""
 
