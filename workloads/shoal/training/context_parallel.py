@@ -92,7 +92,7 @@ def completions_within(predicted_from: Int[Tensor, " completion"], first: int, e
 def heads_of_pack(
     query: Float[Tensor, "1 heads part width"],
     key: Float[Tensor, "1 key_heads part width"],
-    value: Float[Tensor, "1 key_heads part width"],
+    value: Float[Tensor, "1 key_heads part value_width"],
     group: ContextGroup,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of the whole pack this rank's share of the heads, from the part's tokens of all heads. Fewer key heads than ranks are repeated."""
