@@ -29,6 +29,8 @@ def experts() -> dict[str, Any]:
     command = [sys.executable, str(ROOT / "tests" / "training" / "expert_ranks.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=True)
     ranks = json.loads(done.stdout.splitlines()[-1])
+    if not all(written for each in ranks["written"].values() for written in each.values()):
+        raise RuntimeError(f"not every number of ranks writes the checkpoint that it read: {ranks['written']}")
     types = json.loads((ROOT / "benchmarks" / "results" / "model_types.json").read_text())
     return {
         "moe_models": len(EXPERTS),

@@ -394,6 +394,13 @@ def test_ranks_that_cannot_share_the_model_s_heads_are_found_where_its_shape_is_
     assert not plan(run, known).works
 
 
+def test_ranks_that_cannot_divide_the_model_s_experts_are_found() -> None:
+    run, known = replace(RUN, trainer_ranks=6), replace(AROUND, model=replace(SHAPE, experts=8))
+    assert plan(replace(run, trainer_ranks=4), known).findings == ()
+    [found] = plan(run, known).findings
+    assert str(found) == "spec.trainer: 6 ranks cannot divide 8 experts; let replicas times GPUs be one of 1, 2, 4, 8"
+
+
 def test_a_pack_s_activations_are_divided_by_the_ranks_that_share_it() -> None:
     long = replace(RUN, pack_tokens=2_000_000)
     assert plan(long, AROUND).findings

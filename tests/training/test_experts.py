@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 from expert_models import EXPERTS, ROUNDED, Exact, write_model
 from safetensors.torch import load_file
 from test_logprobs import PACK, SAMPLES, plain, wavy
-from tiny_run import ranks, recipe
+from test_other_steps import Pod
+from tiny_run import Orchestrator, ranks, recipe
 from transformers import AutoModelForCausalLM, GptOssConfig
 from transformers.utils.logging import disable_progress_bar
 
+from servers import Loopback
 from shoal.contracts.recipe import Lora, TrainerSettings
 from shoal.training.experts import RoutedTokens, balance, grouped_linear, in_one_kernel, stacks
 from shoal.training.export import Export
@@ -188,6 +191,35 @@ def test_adapters_are_made_for_attention_and_refused_for_experts(base: Path) -> 
     }
     weights = dict(policy.full_weights())
     assert set(weights) == set(stored(base))
+
+
+@pytest.fixture(scope="module")
+def orchestrator(loopback: Loopback) -> Iterator[Orchestrator]:
+    server = Orchestrator(loopback.address())
+    server.latest_version = 4
+    yield server
+    server.close()
+
+
+def test_a_run_publishes_versions_under_the_checkpoints_names_and_reports_the_use_of_experts(
+    tmp_path: Path, orchestrator: Orchestrator
+) -> None:
+    base = write_model(tmp_path / "base", EXPERTS["glm4_moe"])
+    pod = Pod(tmp_path, base, orchestrator)
+    pod.trainer().run()
+    before = stored(base)
+    first, last = pod.weights(1), pod.weights(4)
+    assert before.keys() == first.keys() == last.keys()
+    changed = {name for name in before if not torch.equal(first[name], last[name])}
+    assert set(before) - changed == {name for name in before if name.endswith("e_score_correction_bias")}
+    for step in range(4):
+        report = pod.report(step)
+        assert 1 <= report.expert_load_largest <= 8
+        assert 0 < report.expert_load_entropy <= 1
+        assert 0 <= report.experts_unused < 1
+    other = load_reference(base)
+    other.load_weights(last.items())
+    assert all(torch.equal(tensor, last[name]) for name, tensor in other.full_weights())
 
 
 @pytest.fixture(scope="module")

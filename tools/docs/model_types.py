@@ -19,7 +19,8 @@ def model_types_page(path: Path = RESULT) -> str:
         "- **float64**: greatest relative difference of loss, log-probabilities, entropies and all gradients. A pack's are compared with those that"
         " transformers finds for each sample alone. All are float64, norms and softmax too.",
         "- **export**: a version has the names and bytes of the checkpoint that was read.",
-        "- **adapters**: where `trainer.settings.lora` with its default `targetModules` can put them.",
+        "- **adapters**: where `trainer.settings.lora` can put them. Its default `targetModules` name all linear layers of most types; on others the"
+        " trainer says which names there are.",
         "- **planned**: `shoal plan` counts its parameters exactly.",
         "- **vLLM**: vLLM's CPU build serves the version, and its log-probabilities are the trainer's within 0.001 nats.",
         "",

@@ -94,7 +94,7 @@ class RoutedTokens:
     """Counts of the tokens that each expert of each layer was given while counting was on, on this rank."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._on = False
+        self._tokens = 0
         held: list[Any] = list(stacks(model).values())
         self._experts = held[0].num_experts if held else 0
         self._counts: list[Int[Tensor, " experts"] | None] = [None] * len(held)
@@ -106,13 +106,13 @@ class RoutedTokens:
         return len(self._counts)
 
     @contextmanager
-    def counting(self, on: bool) -> Iterator[None]:
-        """Count within this, if `on`. Not in a backward pass, which may compute layers again."""
-        self._on = on
+    def counting(self, tokens: int) -> Iterator[None]:
+        """Count the first `tokens` of what is computed within this. Not in a backward pass, which may compute layers again."""
+        self._tokens = tokens
         try:
             yield
         finally:
-            self._on = False
+            self._tokens = 0
 
     def take(self) -> Int[Tensor, "layers experts"] | None:
         """The counts since the last call, on the host; None of a model without experts."""
@@ -124,8 +124,8 @@ class RoutedTokens:
 
     def _counter(self, layer: int) -> Any:
         def count(module: Any, given: tuple[Tensor, ...]) -> None:
-            if self._on:
-                more = torch.bincount(given[1].reshape(-1), minlength=module.num_experts)
+            if self._tokens:
+                more = torch.bincount(given[1][: self._tokens].reshape(-1), minlength=module.num_experts)
                 before = self._counts[layer]
                 self._counts[layer] = more if before is None else before + more
 

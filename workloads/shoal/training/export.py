@@ -56,7 +56,7 @@ class Entry:
 
     def nbytes(self, served: torch.dtype) -> int:
         """Of its values, in the checkpoint."""
-        return math.prod(self.shape) * self.dtype(served).itemsize
+        return int(math.prod(self.shape) * self.dtype(served).itemsize)
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class Policy(torch.nn.Module):
         """
         head, group = self.model.get_output_embeddings(), None if self.ranks is None else self.ranks.context_group
         part, count = part_of(batch, group), len(batch.targets)
-        counted = loss is not None and count > 0  # a filler's token is nobody's
+        counted = part.own if loss is not None and count > 0 else 0  # a filler's token is nobody's
         with (
             torch.set_grad_enabled(torch.is_grad_enabled() and loss is not None),
             self._kept_activations(),
