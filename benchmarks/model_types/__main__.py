@@ -43,8 +43,7 @@ def main() -> None:
                 old = before.get(name, {}).get("served", "not tried")
                 types[name]["served"] = served(folder) if asked.serve else old
             print(name, json.dumps(types[name]), flush=True)
-            text = json.dumps({"model_types_trained": trained(types), "types": types}, indent=2) + "\n"
-            asked.out.write_text(text)
+    asked.out.write_text(json.dumps({"model_types_trained": trained(types), "types": types}, indent=2) + "\n")
 
 
 def trained(types: dict[str, Any]) -> int:
