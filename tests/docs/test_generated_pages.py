@@ -13,7 +13,14 @@ from shoal.orchestrator.http import service
 from shoal.orchestrator.metrics import NODE_METRICS_PORT
 from shoal_operator.children.names import PORTS
 
-NAMES = ("docs/benchmarks/gpu.md", "docs/cli.md", "docs/http.md", "docs/parquet.md", "docs/ports.md")
+NAMES = (
+    "docs/benchmarks/gpu.md",
+    "docs/cli.md",
+    "docs/http.md",
+    "docs/model-types.md",
+    "docs/parquet.md",
+    "docs/ports.md",
+)
 
 
 @pytest.fixture(scope="module")

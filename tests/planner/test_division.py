@@ -1,5 +1,7 @@
 """Memory by cause, and GPUs divided between the parts: what fits is used, what does not is told."""
 
+from dataclasses import replace
+
 import pytest
 
 from shoal.contracts.recipe import TrainerSettings, state_every
@@ -26,6 +28,12 @@ def test_no_more_gpus_are_given_out_than_there_are_and_each_part_fits_or_it_is_t
         assert max(map(total, (made.trainer, made.validator))) <= USABLE * 80 * GB
         assert made.engine[0].nbytes <= USABLE * 80 * GB
     assert made.trainer_gpus in (0, 1, 2, 4) or made.trainer_gpus % 8 == 0
+
+
+def test_a_trainer_gets_a_number_of_gpus_that_divides_the_experts() -> None:
+    shape = shape_of_parameters(72 * GB)
+    assert divide(replace(shape, experts=128), 256, 80 * GB).trainer_gpus in (16, 32, 64)
+    assert divide(replace(shape, experts=96), 256, 80 * GB).trainer_gpus in (24, 32, 48, 96)
 
 
 def test_full_training_has_eighteen_bytes_a_parameter_with_the_reference_model() -> None:

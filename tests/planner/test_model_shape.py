@@ -13,6 +13,7 @@ SMALL: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 300,
 }  # fmt: skip
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("LlamaConfig", {}),
     ("LlamaConfig", {"attention_bias": True, "tie_word_embeddings": True}),
@@ -23,8 +24,27 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("GemmaConfig", {"head_dim": 16}),
     ("Gemma2Config", {"head_dim": 16}),
     ("Gemma3TextConfig", {"head_dim": 16}),
+    ("Glm4Config", {"head_dim": 16, "pad_token_id": 0}),
+    ("Olmo3Config", {"pad_token_id": 0}),
     ("MixtralConfig", {"num_local_experts": 4}),
     ("Qwen3MoeConfig", {"num_experts": 4, "moe_intermediate_size": 24}),
+    ("Qwen3MoeConfig", {"num_experts": 4, "moe_intermediate_size": 24, "mlp_only_layers": [1]}),
+    ("Qwen3MoeConfig", {"num_experts": 4, "moe_intermediate_size": 24, "decoder_sparse_step": 2}),
+    (
+        "Glm4MoeConfig",
+        {
+            "n_routed_experts": 4,
+            "moe_intermediate_size": 24,
+            "head_dim": 16,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
+    (
+        "DeepseekV3Config",
+        {"n_routed_experts": 4, "n_group": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 2, **LATENT},
+    ),
+    ("DeepseekV3Config", {"n_routed_experts": 4, "n_group": 2, **LATENT, "q_lora_rank": None, "attention_bias": True}),
 ]
 
 
@@ -82,7 +102,9 @@ def test_the_size_that_a_person_says(text: str, parameters: int | None) -> None:
         ({"hidden_size": None}, "hidden_size is None"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
-        ({"kv_lora_rank": 512}, "kv_lora_rank"),
+        ({"kv_lora_rank": 512}, "qk_rope_head_dim is None"),
+        ({"q_lora_rank": 512}, "config.json has q_lora_rank"),
+        ({"kv_lora_rank": 512, "index_n_heads": 64}, "config.json has index_n_heads"),
         ({"text_config": "none"}, "text_config"),
     ],
 )
@@ -96,3 +118,11 @@ def test_a_shape_of_a_number_says_that_it_is_guessed() -> None:
     assert (shape.parameters, shape.exact) == (7_000_000_000, False)
     with pytest.raises(UnknownShape):
         shape_of_parameters(0)
+
+
+def test_deepseek_v3_has_the_parameters_and_the_small_cache_of_its_card() -> None:
+    """671B without the layer for several tokens at once; 576 numbers a token and layer in the cache (arXiv:2412.19437)."""
+    config = transformers.DeepseekV3Config().to_dict()
+    shape = shape_of_config(config)
+    assert shape.parameters == pytest.approx(671e9, rel=1e-3)
+    assert (shape.key_values, shape.experts, shape.heads) == (576, 256, (128, 128))

@@ -394,6 +394,15 @@ def test_ranks_that_cannot_share_the_model_s_heads_are_found_where_its_shape_is_
     assert not plan(run, known).works
 
 
+def test_ranks_that_cannot_divide_the_model_s_experts_are_found() -> None:
+    known = [replace(AROUND, model=replace(SHAPE, experts=experts)) for experts in (20, 12)]
+    assert plan(RUN, known[0]).findings == ()
+    [found] = plan(RUN, known[1]).findings
+    assert str(found) == (
+        "spec.trainer: 10 ranks cannot divide 12 experts; let replicas times GPUs be one of 1, 2, 3, 4, 6, 12"
+    )
+
+
 def test_a_pack_s_activations_are_divided_by_the_ranks_that_share_it() -> None:
     long = replace(RUN, pack_tokens=2_000_000)
     assert plan(long, AROUND).findings

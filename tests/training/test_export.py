@@ -91,7 +91,7 @@ def test_it_is_the_copy_that_is_written_however_the_policy_goes_on(tmp_path: Pat
 
 def test_a_tensor_larger_than_a_file_has_one_of_its_own() -> None:
     entries = [Entry(name, (size,), name, None, None) for name, size in (("a", 3), ("b", 50), ("c", 4), ("d", 5))]
-    assert [[entry.name for entry in part] for part in cut(entries, 2, 20)] == [["a"], ["b"], ["c", "d"]]
+    assert [[entry.name for entry in part] for part in cut(entries, torch.bfloat16, 20)] == [["a"], ["b"], ["c", "d"]]
 
 
 def test_a_base_that_does_not_say_how_it_is_served_is_refused(tmp_path: Path) -> None:

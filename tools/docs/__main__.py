@@ -1,10 +1,11 @@
-"""`python -m tools.docs`: writes docs/benchmarks/gpu.md, docs/cli.md, docs/http.md, docs/parquet.md and docs/ports.md again (`make docs`)."""
+"""`python -m tools.docs`: writes the pages of `files` again, docs/cli.md and docs/http.md among them (`make docs`)."""
 
 from pathlib import Path
 
 from tools.docs.cli import cli_page
 from tools.docs.gpu import gpu_page
 from tools.docs.http import http_page
+from tools.docs.model_types import model_types_page
 from tools.docs.parquet import parquet_page
 from tools.docs.ports import ports_page
 
@@ -17,6 +18,7 @@ def files() -> dict[str, str]:
         "docs/benchmarks/gpu.md": gpu_page(),
         "docs/cli.md": cli_page(),
         "docs/http.md": http_page(),
+        "docs/model-types.md": model_types_page(),
         "docs/parquet.md": parquet_page(),
         "docs/ports.md": ports_page(),
     }

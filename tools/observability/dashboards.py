@@ -168,6 +168,11 @@ STABILITY = Board(
                 "{{run}} masked": one("shoal_trainer_mismatch_masked"),
                 "{{run}} completions masked": one("shoal_trainer_completions_masked"),
             }, "percentunit", "The last three: by recipe.mismatchCorrection."),
+            Panel("Use of experts", {
+                "{{run}} busiest, by the mean": one("shoal_trainer_expert_load_largest"),
+                "{{run}} entropy, by the most": one("shoal_trainer_expert_load_entropy"),
+                "{{run}} unused, share": one("shoal_trainer_experts_unused"),
+            }, says="Of models with experts. Even use is 1, 1 and 0; a busiest expert that grows says that the router collapses."),
         ),
     },
 )  # fmt: skip

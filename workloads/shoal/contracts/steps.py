@@ -157,6 +157,21 @@ class StepMetrics(Contract):
     clip_epsilon_high: float | None = Field(
         default=None, ge=0.0, exclude_if=unset, description="of the step, where the recipe has a schedule of it"
     )
+    expert_load_largest: float | None = Field(
+        default=None,
+        ge=0.0,
+        exclude_if=unset,
+        description="of a model with experts: tokens of the busiest expert of any layer, by the mean of its layer; 1: even",
+    )
+    expert_load_entropy: float | None = Field(
+        default=None,
+        ge=0.0,
+        exclude_if=unset,
+        description="entropy of the experts' shares of their layer's tokens, by its largest possible value, mean over layers; 1: even",
+    )
+    experts_unused: float | None = Field(
+        default=None, ge=0.0, exclude_if=unset, description="share of all experts that no token was routed to"
+    )
     warnings: list[str] = Field(default_factory=list, max_length=8, description="signs of instability, in words")
     moments_of: int | None = Field(
         default=None,

@@ -132,7 +132,11 @@ def divide(shape: ModelShape, gpus: int, gpu_bytes: int) -> Division:
     else:
         most = gpus - judges - wide
         for method in ("Full", "LoRA", "LoRA, offloaded"):
-            fitting = [each for each in RANKS if each <= most and total(needed_by(ranks=each, method=method)) <= room]
+            fitting = [
+                each
+                for each in RANKS
+                if each <= most and shape.experts % each == 0 and total(needed_by(ranks=each, method=method)) <= room
+            ]
             if fitting:
                 # No more than the training's share of the compute, unless memory asks for more.
                 fair = [each for each in fitting if each <= max(fitting[0], round(gpus * (1 - INFERENCE_SHARE)))]

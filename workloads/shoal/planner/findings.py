@@ -16,7 +16,9 @@ from shoal.planner.rates import Gpu
 MOST_SHARDS = 99_999
 """Of one version (broadcast/cut.py)."""
 
-Reason = Literal["VolumeTooSmall", "MemoryTooSmall", "TooManyShards", "BroadcastTooSlow", "HeadsNotShared"]
+Reason = Literal[
+    "VolumeTooSmall", "MemoryTooSmall", "TooManyShards", "BroadcastTooSlow", "HeadsNotShared", "ExpertsNotDivided"
+]
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,23 @@ def likely(
                     certain=False,
                 )
             )
-    return [*sure, *more, *_undividable(run, around)]
+    return [*sure, *more, *_undividable(run, around), *_undivided(run, around)]
+
+
+def _undivided(run: RunFacts, around: Surroundings) -> list[Misfit]:
+    """Experts that the trainer's ranks cannot divide (training/experts.py): its trainer ends when it loads the model."""
+    ranks, experts = run.trainer_pods * run.trainer_ranks, around.model.experts
+    if experts % ranks == 0:
+        return []
+    allowed = ", ".join(str(each) for each in range(1, experts + 1) if experts % each == 0)
+    return [
+        Misfit(
+            "ExpertsNotDivided",
+            "trainer",
+            f"{ranks} ranks cannot divide {experts} experts",
+            f"let replicas times GPUs be one of {allowed}",
+        )
+    ]
 
 
 def _undividable(run: RunFacts, around: Surroundings) -> list[Misfit]:

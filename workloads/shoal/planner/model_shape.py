@@ -36,6 +36,8 @@ class ModelShape:
     """Positions that the model was made for; None where nobody says."""
     heads: tuple[int, int] | None = None
     """Heads of queries and of keys; None where widths were guessed."""
+    experts: int = 0
+    """Of a layer; 0: it has none. They are divided over the trainer's ranks whole."""
     exact: bool = True
     """False where widths were guessed from a number of parameters."""
 
@@ -66,14 +68,17 @@ def shares_heads(queries: int, keys: int, ranks: int) -> bool:
 
 
 def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
-    """The shape of a Llama-like decoder (Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma, Phi-3 and the like), counted tensor by tensor.
+    """The shape of a Llama-like decoder (Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma, Phi-3, DeepSeek-V3, GLM-4 and the like), counted tensor by
+    tensor. A layer of the mean size stands for all, where the first ones have no experts.
 
-    Raises UnknownShape for a configuration without these fields, or with attention of another kind (low-rank keys, state-space layers).
+    Raises UnknownShape for a configuration without these fields, or with attention of another kind (sparse, state-space layers).
     """
     given = config.get("text_config", config)
     if not isinstance(given, Mapping):
         raise UnknownShape("config.json: text_config is no object")
-    if odd := [name for name in ("kv_lora_rank", "q_lora_rank", "state_size", "ssm_cfg") if given.get(name)]:
+    latent = bool(given.get("kv_lora_rank"))
+    unknown = ("state_size", "ssm_cfg", "index_n_heads", *(() if latent else ("q_lora_rank",)))
+    if odd := [name for name in unknown if given.get(name)]:
         raise UnknownShape(f"config.json has {odd[0]}: a model of this kind is not counted here")
     hidden, layers, heads, vocabulary, intermediate = (
         _count(given, name)
@@ -87,35 +92,64 @@ def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
     queries, keys = heads * head, shared * head
     biased = bool(given.get("attention_bias", kind.startswith("qwen2")))
     attention = 2 * hidden * queries + 2 * hidden * keys + (queries + 2 * keys if biased else 0)
-    attention += hidden if biased and not kind.startswith("qwen2") else 0  # the output's bias, which Qwen2 has not
-    norms = (4 if kind in ("gemma2", "gemma3", "gemma3_text") else 2) * hidden
-    norms += 2 * head if kind.startswith(("qwen3", "gemma3")) else 0  # of queries and keys
-    feed_forward, read = _feed_forward(given, hidden, intermediate)
-    each = attention + feed_forward + norms
+    attention += (
+        hidden if biased and not kind.startswith(("qwen2", "glm4")) else 0
+    )  # the output's bias, which these have not
+    cached, attended = 2 * keys, 2 * queries + 2 * keys
+    if latent:
+        attention, cached, attended = _latent_attention(given, hidden, heads, biased)
+        shared = heads
+    norms = (4 if kind in ("gemma2", "gemma3", "gemma3_text", "glm4") else 2) * hidden
+    norms += 2 * head if kind.startswith(("qwen3", "gemma3")) or given.get("use_qk_norm") else 0  # of queries and keys
+    norms += queries + keys if kind in ("olmo2", "olmo3") else 0
+    feed_forward, read, experts = _feed_forward(given, hidden, intermediate, layers)
     ends = vocabulary * hidden * (1 if tied else 2)
     longest = given.get("max_position_embeddings")
     return ModelShape(
-        parameters=ends + layers * each + hidden,
+        parameters=ends + layers * (attention + norms) + feed_forward + hidden,
         hidden_size=hidden,
         layers=layers,
         vocabulary=vocabulary,
         tied=tied,
-        key_values=2 * keys,
-        layer_values=6 * hidden + 2 * queries + 2 * keys + 4 * read,
+        key_values=cached,
+        layer_values=6 * hidden + attended + read,
         longest=longest if isinstance(longest, int) and longest > 0 else None,
         heads=(heads, shared),
+        experts=experts,
     )
 
 
-def _feed_forward(given: Mapping[str, Any], hidden: int, intermediate: int) -> tuple[int, int]:
-    """Parameters of a layer's feed-forward part, and the width of what one token goes through."""
+def _latent_attention(given: Mapping[str, Any], hidden: int, heads: int, biased: bool) -> tuple[int, int, int]:
+    """Of multi-head latent attention (arXiv:2405.04434): parameters, numbers that an engine caches of a token, and values that training keeps."""
+    latent, rotary, plain, value = (
+        _count(given, name) for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    )
+    low = _count(given, "q_lora_rank") if given.get("q_lora_rank") else 0
+    queries, values = heads * (plain + rotary), heads * value
+    asked = hidden * low + low + low * queries if low else hidden * queries
+    kept = hidden * (latent + rotary) + latent + latent * heads * (plain + value)
+    biases = (low + latent + rotary + hidden) if biased else 0
+    cached = latent + rotary
+    return asked + kept + values * hidden + biases, cached, 2 * queries + 2 * values + 2 * (low + cached)
+
+
+def _feed_forward(given: Mapping[str, Any], hidden: int, intermediate: int, layers: int) -> tuple[int, int, int]:
+    """Parameters of all layers' feed-forward parts, the values of one that training keeps of a token, and experts of a layer."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = next((int(given[name]) for name in names if given.get(name)), 0)
+    dense = 3 * hidden * intermediate
     if not experts:
-        return 3 * hidden * intermediate, intermediate
+        return layers * dense, 4 * intermediate, 0
     width = _count(given, "moe_intermediate_size", intermediate)
     used = _count(given, "num_experts_per_tok", 1)
-    return experts * 3 * hidden * width + hidden * experts, used * width
+    shared = int(given.get("n_shared_experts") or 0) * width
+    sparse = experts * 3 * hidden * width + hidden * experts + 3 * hidden * shared
+    alone = set(given.get("mlp_only_layers") or ())
+    every = _count(given, "decoder_sparse_step", 1)
+    first = int(given.get("first_k_dense_replace") or 0)
+    routed = sum(layer >= first and layer not in alone and (layer + 1) % every == 0 for layer in range(layers))
+    # A token's state is copied for each of its experts, and so is what they make of it.
+    return routed * sparse + (layers - routed) * dense, 4 * (used * width + shared) + 2 * used * hidden, experts
 
 
 def _count(given: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from shoal.training.batches import Segments
@@ -33,7 +33,7 @@ def packed_attention(
     module: torch.nn.Module,
     query: Float[Tensor, "1 heads pack width"],
     key: Float[Tensor, "1 key_heads pack width"],
-    value: Float[Tensor, "1 key_heads pack width"],
+    value: Float[Tensor, "1 key_heads pack value_width"],
     attention_mask: Tensor | None,
     *,
     segments: Segments | None = None,
@@ -41,7 +41,7 @@ def packed_attention(
     sliding_window: int | None = None,
     context_group: ContextGroup | None = None,
     **ignored: Any,
-) -> tuple[Float[Tensor, "1 pack heads width"], None]:
+) -> tuple[Float[Tensor, "1 pack heads value_width"], None]:
     """The attention that transformers' models call. Raises ValueError without bounds, or when they are not of this pack.
 
     `sliding_window` tokens are seen at most, the own one among them. With a `context_group` queries, keys and values are those of this rank's part of
@@ -66,7 +66,7 @@ def packed_attention(
 
 def _attended(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, sliding_window: int | None
-) -> Float[Tensor, "1 pack heads width"]:
+) -> Float[Tensor, "1 pack heads value_width"]:
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _variable_length(query, key, value, segments, scaling, sliding_window)
     parts = [
@@ -98,6 +98,10 @@ def _variable_length(
     from torch.nn.attention.varlen import varlen_attn  # CUDA only
 
     bounds, longest = segments.on(query.device), max(segments.lengths)
+    width = value.shape[3]
+    value = pad(
+        value, (0, query.shape[3] - width)
+    )  # latent attention has narrower values, and the kernel wants equal ones
     out = varlen_attn(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
@@ -110,7 +114,7 @@ def _variable_length(
         window_size=(-1 if window is None else window - 1, 0),  # keys to the left of the own one, none to the right
         **({"enable_gqa": query.shape[1] != key.shape[1]} if _asks_for_shared_keys() else {}),
     )
-    return out[None]
+    return out[None, :, :, :width]
 
 
 @functools.cache

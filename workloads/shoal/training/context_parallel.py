@@ -31,7 +31,8 @@ LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 class PackPart:
     """What one rank computes of a pack: its tokens, and the sampled tokens that it predicts from them, `completions` of the pack's.
 
-    `segments` are those of the whole pack: attention sees it whole. `predicted_from` counts from the part's first token.
+    `segments` are those of the whole pack: attention sees it whole. `predicted_from` counts from the part's first token. `own` tokens are the pack's,
+    and the others, at the end, fill the part up.
     """
 
     tokens: Int[Tensor, " part"]
@@ -39,6 +40,7 @@ class PackPart:
     segments: Segments
     predicted_from: Int[Tensor, " mine"]
     completions: slice
+    own: int
     group: ContextGroup | None = None
 
     def loss(self, loss: TileLoss) -> TileLoss:
@@ -65,7 +67,12 @@ def part_of(batch: MicroBatch, group: ContextGroup | None) -> PackPart:
     """This rank's part of a pack, which is filled up to equal parts by a sample without anything to learn. Without a group it is all of it."""
     if group is None:
         return PackPart(
-            batch.tokens, batch.positions, batch.segments, batch.predicted_from, slice(0, len(batch.targets))
+            batch.tokens,
+            batch.positions,
+            batch.segments,
+            batch.predicted_from,
+            slice(0, len(batch.targets)),
+            len(batch.tokens),
         )
     length = len(batch.tokens)
     added = -length % group.size
@@ -79,6 +86,7 @@ def part_of(batch: MicroBatch, group: ContextGroup | None) -> PackPart:
         segments=Segments((*batch.segments.bounds, length + added)) if added else batch.segments,
         predicted_from=batch.predicted_from[mine] - first,
         completions=mine,
+        own=max(0, min(each, length - first)),
         group=group,
     )
 
@@ -92,7 +100,7 @@ def completions_within(predicted_from: Int[Tensor, " completion"], first: int, e
 def heads_of_pack(
     query: Float[Tensor, "1 heads part width"],
     key: Float[Tensor, "1 key_heads part width"],
-    value: Float[Tensor, "1 key_heads part width"],
+    value: Float[Tensor, "1 key_heads part value_width"],
     group: ContextGroup,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of the whole pack this rank's share of the heads, from the part's tokens of all heads. Fewer key heads than ranks are repeated."""

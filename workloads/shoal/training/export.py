@@ -21,10 +21,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from shoal.storage.growing import GrowingWriter, Piece
-from shoal.training.host_copy import WEIGHTS, local
+from shoal.training.host_copy import WEIGHTS, local, own_rows
 from shoal.training.lora import ADAPTERS, LoraLinear, merged_weight
 from shoal.training.model import Policy, served_dtype
 from shoal.training.parallel import Ranks, waiting_for
+from shoal.training.places import Place, places
 
 WEIGHTS_FILE = "model.safetensors"
 FILE_BYTES = 5_000_000_000
@@ -37,13 +38,25 @@ NOT_COPIED = (".bin", ".safetensors", ".pt", ".pth", ".msgpack", ".h5")
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of the checkpoint: where its values are. `key` of a host copy, or `frozen`; `adapter` keys with their scale."""
+    """One tensor of the checkpoint: where its values are. `key` of a host copy, or `frozen`; `adapter` keys with their scale.
+
+    `place` says of which expert it is, if it is of one. `own_dtype`: it is not in the dtype of serving, but in this one.
+    """
 
     name: str
     shape: tuple[int, ...]
     key: str
     frozen: Tensor | None
     adapter: tuple[str, str, float] | None
+    place: Place | None = None
+    own_dtype: torch.dtype | None = None
+
+    def dtype(self, served: torch.dtype) -> torch.dtype:
+        return served if self.own_dtype is None else self.own_dtype
+
+    def nbytes(self, served: torch.dtype) -> int:
+        """Of its values, in the checkpoint."""
+        return int(math.prod(self.shape) * self.dtype(served).itemsize)
 
 
 @dataclass(frozen=True)
@@ -67,7 +80,7 @@ class Export:
         self._base = base
         self._ranks = ranks.in_background
         self._dtype = served_dtype(base)
-        self._parts = cut(_entries(policy), self._dtype.itemsize, file_bytes)
+        self._parts = cut(_entries(policy), self._dtype, file_bytes)
         self._placed = placed(self._parts, self._dtype, min(ranks.world, ranks.on_a_machine))
 
     def write(self, copies: Mapping[str, Tensor], folder: Path, growing: GrowingWriter | None = None) -> None:
@@ -77,7 +90,7 @@ class Export:
             _copy_companions(self._base, folder)
             self._write_headers(folder)
             if growing is not None:
-                growing.begin(Piece(place.file, place.start, self._size(place)) for place in self._placed)
+                growing.begin(Piece(place.file, place.start, place.entry.nbytes(self._dtype)) for place in self._placed)
         self._ranks.all(True, "the files of a version to be begun")
         with ExitStack() as stack:
             files: dict[str, int] = {}
@@ -92,26 +105,26 @@ class Export:
                         growing.wrote(number)
         self._ranks.all(True, "the files of a version to be written")
 
-    def _size(self, place: Placed) -> int:
-        return int(math.prod(place.entry.shape) * self._dtype.itemsize)
-
     def _write_headers(self, folder: Path) -> None:
         for number, part in enumerate(self._parts, 1):
             head = header(part, self._dtype)
             with (folder / file_name(number, len(self._parts))).open("wb") as file:
                 file.write(head)
-                file.truncate(len(head) + sum(math.prod(entry.shape) for entry in part) * self._dtype.itemsize)
+                file.truncate(len(head) + sum(entry.nbytes(self._dtype) for entry in part))
         if len(self._parts) > 1:
-            described = index(self._parts, self._dtype.itemsize)
+            described = index(self._parts, self._dtype)
             (folder / f"{WEIGHTS_FILE}.index.json").write_text(json.dumps(described, indent=2))
 
     @torch.no_grad()
     def _at_writer(self, copies: Mapping[str, Tensor], place: Placed) -> list[Tensor]:
         """The tensor at its writer, in chunks of rows, in the dtype of serving; nothing elsewhere."""
         entry, ranks = place.entry, self._ranks
+        dtype = entry.dtype(self._dtype)
         weight = copies[entry.key] if entry.frozen is None else entry.frozen
+        if entry.place is not None and entry.place.expert is not None:
+            return of_expert(weight, entry.place, ranks, place.writer, dtype)
         if entry.adapter is None:
-            return gathered(weight, ranks, place.writer, self._dtype)
+            return gathered(weight, ranks, place.writer, dtype)
         lora_a, lora_b, scale = entry.adapter
         # What is merged is rounded once, after.
         wholes = [gathered(each, ranks, place.writer) for each in (weight, copies[lora_a], copies[lora_b])]
@@ -149,6 +162,30 @@ def gathered(tensor: Tensor, ranks: Ranks, writer: int, dtype: torch.dtype | Non
     ]
 
 
+def of_expert(stack: Tensor, place: Place, ranks: Ranks, writer: int, dtype: torch.dtype) -> list[Tensor]:
+    """An expert's matrix at `writer`, on the host, sent by the rank that has the expert; nothing at the other ranks, which do not wait.
+
+    All ranks go through the tensors in one order, so every send meets its receipt.
+    """
+    sharded = isinstance(stack, DTensor) and ranks.world > 1
+    first, _ = own_rows(stack)
+    assert place.expert is not None
+    owner = place.expert // -(-stack.shape[0] // ranks.world) if sharded else writer
+    if ranks.rank not in (owner, writer):
+        return []
+    if ranks.rank == owner:
+        mine = place.within(local(stack), first).to("cpu", dtype).contiguous()
+        if owner == writer:
+            return [mine]
+        with waiting_for("an expert's matrix to be taken", ranks.rank):
+            dist.send(mine.reshape(-1).view(torch.uint8), dst=writer, group=ranks.group)
+        return []
+    found = torch.empty(place.shape, dtype=dtype)
+    with waiting_for("an expert's matrix at the rank that writes it", ranks.rank):
+        dist.recv(found.reshape(-1).view(torch.uint8), src=owner, group=ranks.group)
+    return [found]
+
+
 def placed(parts: Sequence[Sequence[Entry]], dtype: torch.dtype, writers: int) -> list[Placed]:
     """Where each tensor goes, in order. The writer is the one with the fewest bytes so far."""
     found, load = [], [0] * writers
@@ -157,7 +194,7 @@ def placed(parts: Sequence[Sequence[Entry]], dtype: torch.dtype, writers: int) -
         for entry in part:
             writer = load.index(min(load))
             found.append(Placed(entry, file_name(number, len(parts)), start, writer))
-            size = math.prod(entry.shape) * dtype.itemsize
+            size = entry.nbytes(dtype)
             start += size
             load[writer] += size
     return found
@@ -172,12 +209,12 @@ def write_at(file: int, start: int, chunks: Sequence[Tensor]) -> None:
             left, start = left[count:], start + count
 
 
-def cut(entries: Sequence[Entry], item_bytes: int, file_bytes: int) -> list[list[Entry]]:
+def cut(entries: Sequence[Entry], dtype: torch.dtype, file_bytes: int) -> list[list[Entry]]:
     """Entries in order, cut into files of at most `file_bytes`; a larger tensor has a file of its own."""
     parts: list[list[Entry]] = [[]]
     room = file_bytes
     for entry in entries:
-        size = math.prod(entry.shape) * item_bytes
+        size = entry.nbytes(dtype)
         if parts[-1] and size > room:
             parts.append([])
             room = file_bytes
@@ -191,21 +228,21 @@ def file_name(number: int, count: int) -> str:
     return WEIGHTS_FILE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
 
 
-def index(parts: Sequence[Sequence[Entry]], item_bytes: int) -> dict[str, Any]:
+def index(parts: Sequence[Sequence[Entry]], dtype: torch.dtype) -> dict[str, Any]:
     """`model.safetensors.index.json`."""
     names = {entry.name: file_name(number, len(parts)) for number, part in enumerate(parts, 1) for entry in part}
-    size = sum(math.prod(entry.shape) for part in parts for entry in part) * item_bytes
+    size = sum(entry.nbytes(dtype) for part in parts for entry in part)
     return {"metadata": {"total_size": size}, "weight_map": names}
 
 
 def header(entries: Sequence[Entry], dtype: torch.dtype) -> bytes:
-    """Length and JSON of a safetensors file whose tensors follow in this order (format of huggingface/safetensors)."""
+    """Length and JSON of a safetensors file whose tensors follow in this order (format of huggingface/safetensors), in `dtype` or their own."""
     described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for entry in entries:
-        end = start + math.prod(entry.shape) * dtype.itemsize
+        end = start + entry.nbytes(dtype)
         described[entry.name] = {
-            "dtype": DTYPE_NAMES[dtype], "shape": list(entry.shape), "data_offsets": [start, end],
+            "dtype": DTYPE_NAMES[entry.dtype(dtype)], "shape": list(entry.shape), "data_offsets": [start, end],
         }  # fmt: skip
         start = end
     text = json.dumps(described, separators=(",", ":")).encode()
@@ -214,25 +251,29 @@ def header(entries: Sequence[Entry], dtype: torch.dtype) -> bytes:
 
 
 def _entries(policy: Policy) -> list[Entry]:
-    """Every tensor of the checkpoint once, by its name there, ascending; tied ones under one name, adapters under their layer's."""
+    """Every tensor of the checkpoint once, by its name there, ascending; tied ones under one name, adapters under their layer's.
+
+    A buffer keeps its type: no gradient changes the bias that balances a router, and a rounded one would choose other experts. Wider types come
+    first, as safetensors lays files out: then each value lies at a multiple of its size.
+    """
     model = policy.model
-    owners = dict(model.named_modules())
-    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    owners, state = dict(model.named_modules()), model.state_dict()
     trained = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
+    buffers = {name for name, _ in model.named_buffers()}
     found = []
-    for name, tensor in sorted(model.state_dict().items()):
-        module, _, last = name.rpartition(".")
-        if name in tied or last in ADAPTERS:
-            continue
-        inner = f"model.{name}"
+    for name, place in places(model).items():
+        module, _, last = place.state.rpartition(".")
+        inner = f"model.{place.state}"
         owner = owners[module]
         adapter = None
         if isinstance(owner, LoraLinear) and last == "weight":
             lora_a, lora_b = (f"{WEIGHTS}/model.{module}.{adapter}" for adapter in ADAPTERS)
             adapter = (lora_a, lora_b, owner.scale)
+        tensor = state[place.state]
         frozen = None if inner in trained else tensor.detach()
-        found.append(Entry(name, tuple(tensor.shape), f"{WEIGHTS}/{inner}", frozen, adapter))
-    return found
+        own = tensor.dtype if place.state in buffers else None
+        found.append(Entry(name, tuple(place.shape), f"{WEIGHTS}/{inner}", frozen, adapter, place, own))
+    return sorted(found, key=lambda entry: 0 if entry.own_dtype is None else -entry.own_dtype.itemsize)
 
 
 def _copy_companions(base: Path, folder: Path) -> None:

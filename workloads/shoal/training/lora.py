@@ -12,9 +12,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from shoal.contracts.recipe import Lora
+from shoal.training.experts import stacks
 
 ADAPTERS = ("lora_a", "lora_b")
 """Parameters that an adapter adds to a linear layer."""
+EXPERT_MATRICES = {"gate_proj", "up_proj", "down_proj"}
+"""Of an expert; in a model with experts some layers may have linear layers of these names too, and an adapter on those alone is hardly meant."""
 
 
 class NoSuchLayer(ValueError):
@@ -43,6 +46,12 @@ def add_adapters(model: Any, settings: Lora) -> None:
 
     Adapters are drawn from a fixed seed, alike on every rank, and leave the process's random state as it was. Raises NoSuchLayer.
     """
+    stacked = sorted(set(settings.target_modules) & EXPERT_MATRICES) if stacks(model) else []
+    if stacked:
+        raise NoSuchLayer(
+            f"lora.targetModules names {stacked}, which are matrices of experts in this model, and those take no adapters; name layers of its"
+            " attention, such as q_proj, or leave out trainer.settings.lora to train all weights"
+        )
     model.requires_grad_(False)
     linears = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear}
     head = model.get_output_embeddings()

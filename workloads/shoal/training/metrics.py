@@ -15,6 +15,7 @@ from shoal.contracts.recipe import Recipe
 from shoal.contracts.schedules import Schedules
 from shoal.contracts.steps import SourceGroups, StepMetrics, TypeMeans
 from shoal.training.batches import StepPlan
+from shoal.training.experts import Balance
 from shoal.training.loss import LossWeights
 from shoal.training.rollouts import RolloutGroup
 from shoal.training.update import Updates
@@ -107,6 +108,17 @@ def recipe_measures(recipe: Recipe, step: int, updates: Updates) -> dict[str, fl
     if plan.clip_epsilon_high is not None:
         found["clip_epsilon_high"] = weights.high
     return found
+
+
+def expert_measures(experts: Balance | None) -> dict[str, float]:
+    """Fields of the report that belong to a mixture of experts."""
+    if experts is None:
+        return {}
+    return {
+        "expert_load_largest": experts.largest,
+        "expert_load_entropy": experts.entropy,
+        "experts_unused": experts.unused,
+    }
 
 
 def means_by_task_type(

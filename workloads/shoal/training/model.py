@@ -26,10 +26,13 @@ from shoal.storage.parallel import in_parallel
 from shoal.training.attention import LAYER_TYPES, NAME
 from shoal.training.batches import MicroBatch
 from shoal.training.context_parallel import part_of, undividable
+from shoal.training.experts import NAME as EXPERTS
+from shoal.training.experts import RoutedTokens, uncomputable
 from shoal.training.host_copy import local, own_rows
 from shoal.training.logprobs import ACCELERATOR_TILE_ELEMENTS, TILE_ELEMENTS, Look, TileLoss, head_logprobs, head_loss
-from shoal.training.lora import ADAPTERS, LoraLinear, add_adapters, merged_weight
+from shoal.training.lora import LoraLinear, add_adapters, merged_weight
 from shoal.training.parallel import Ranks
+from shoal.training.places import Place, places
 from shoal.training.stored_weights import BadModel, StoredTensor, StoredWeights, weights_in_folder
 
 RECOMPUTE_FROM_PARAMETERS = 50_000_000
@@ -38,6 +41,8 @@ they are a few megabytes, and a third more computing buys nothing.
 """
 PIECE_BYTES = 4 << 20
 """What is read of a weight at once, and by a thread."""
+DIVIDE_LOGITS = ("granite", "granitemoe")
+"""Model types whose `logits_scaling` divides the logits; under this name others may multiply."""
 SERVED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -51,8 +56,13 @@ class Policy(torch.nn.Module):
         on_cpu = ranks is None or ranks.device.type == "cpu"
         self.tile_elements = TILE_ELEMENTS if on_cpu else ACCELERATOR_TILE_ELEMENTS
         self.offloads_activations = False
+        # Granite divides its logits by a number; a temperature is another such number.
+        self.logits_scaling = float(getattr(model.config, "logits_scaling", 1.0))
         model.config.use_cache = False
         model.set_attn_implementation(NAME)
+        self.routed = RoutedTokens(model)
+        if self.routed.layers:
+            model.set_experts_implementation(EXPERTS)
 
     def forward(
         self, batch: MicroBatch, loss: TileLoss | None = None, look: Look | None = None
@@ -66,7 +76,12 @@ class Policy(torch.nn.Module):
         """
         head, group = self.model.get_output_embeddings(), None if self.ranks is None else self.ranks.context_group
         part, count = part_of(batch, group), len(batch.targets)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and loss is not None), self._kept_activations():
+        counted = part.own if loss is not None and count > 0 else 0  # a filler's token is nobody's
+        with (
+            torch.set_grad_enabled(torch.is_grad_enabled() and loss is not None),
+            self._kept_activations(),
+            self.routed.counting(counted),
+        ):
             hidden = self.model.get_decoder()(
                 input_ids=part.tokens[None],
                 position_ids=part.positions[None],
@@ -77,7 +92,7 @@ class Policy(torch.nn.Module):
             ).last_hidden_state[0]
             states = hidden[part.predicted_from]
         mine = part.completions
-        arguments = (states, head.weight, batch.targets[mine], batch.temperatures[mine])
+        arguments = (states, head.weight, batch.targets[mine], batch.temperatures[mine] * self.logits_scaling)
         value = None
         if loss is None:
             found = head_logprobs(*arguments, tile_elements=self.tile_elements)
@@ -118,15 +133,16 @@ class Policy(torch.nn.Module):
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight once, by its name in a checkpoint, whole, float32, on the host, adapters merged in, names ascending.
 
-        All ranks take part, one tensor after the other: each must consume the whole iterator.
+        All ranks take part, one tensor after the other: each must consume the whole iterator. The stacks of one layer's experts are whole at a time.
         """
-        owners = dict(self.model.named_modules())
-        tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
-        for name, tensor in sorted(self.model.state_dict().items()):
-            module, _, last = name.rpartition(".")
-            if name in tied or last in ADAPTERS:
-                continue
-            whole = self._whole(tensor)
+        owners, state = dict(self.model.named_modules()), self.model.state_dict()
+        held: dict[str, Tensor] = {}
+        for name, place in places(self.model).items():
+            module, _, last = place.state.rpartition(".")
+            if place.state not in held:
+                held = {other: tensor for other, tensor in held.items() if other.rpartition(".")[0] == module}
+                held[place.state] = self._whole(state[place.state])
+            whole = place.within(held[place.state])
             owner = owners[module]
             if isinstance(owner, LoraLinear) and last == "weight":
                 whole = merged_weight(whole, self._whole(owner.lora_a), self._whole(owner.lora_b), owner.scale)
@@ -140,14 +156,14 @@ class Policy(torch.nn.Module):
 
         Raises BadModel on a name or shape not its own, and for one that is missing.
         """
-        mine = self.model.state_dict()
-        tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
-        missing = {name for name in mine if name.rpartition(".")[2] not in ADAPTERS} - tied
+        mine, known = self.model.state_dict(), places(self.model)
+        missing = set(known)
         pieces: list[tuple[Tensor, Tensor | StoredTensor, int, int]] = []
         for name, given in weights:
-            if name not in mine or mine[name].shape != given.shape:
+            place = known.get(name)
+            if place is None or place.shape != given.shape:
                 raise BadModel(f"weight {name} of shape {tuple(given.shape)} is not one of this model")
-            pieces += _pieces(mine[name], given)
+            pieces += _pieces(place, mine[place.state], given)
             missing.discard(name)
         if missing:
             raise BadModel(f"weights are missing: {', '.join(sorted(missing)[:3])} and {max(0, len(missing) - 3)} more")
@@ -209,9 +225,7 @@ def _loaded(
 ) -> Policy:
     stored = weights_in_folder(folder) if weights is None else weights
     model = without_weights(folder)
-    _check_computed(
-        folder, model, stored, 1 if ranks is None or ranks.context_group is None else ranks.context_group.size
-    )
+    _check_computed(folder, model, stored, ranks)
     policy = made(model, settings or TrainerSettings(), ranks)
 
     def read() -> None:
@@ -231,7 +245,7 @@ def without_weights(folder: Path) -> Any:
     """
     config = AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     # As transformers does after it has read a checkpoint: rotary frequencies and scales are computed anew.
     for name, buffer in list(model.named_non_persistent_buffers()):
         module, _, last = name.rpartition(".")
@@ -250,14 +264,14 @@ def without_weights(folder: Path) -> Any:
 
 def _chosen(model: Any, stored: StoredWeights) -> StoredWeights:
     """The tensors that the model has, by its names. Tied ones are one tensor, under whichever name it is stored; both must then be alike."""
-    mine = model.state_dict()
+    mine, known = model.state_dict(), places(model)
     tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
-    found = {name: tensor for name, tensor in stored.items() if name in mine and name not in tied}
+    found = {name: tensor for name, tensor in stored.items() if name in known}
     for target, source in tied.items():
         if source not in found and target in stored:
             found[source] = stored[target]
         elif target in stored:
-            for _, given, first, count in _pieces(mine[source], stored[target]):
+            for _, given, first, count in _pieces(known[source], mine[source], stored[target]):
                 if not torch.equal(_rows(given, first, count), _rows(found[source], first, count)):
                     raise BadModel(
                         f"config.json ties {target} to {source}, but the files have two different ones: set tie_word_embeddings to false"
@@ -265,10 +279,16 @@ def _chosen(model: Any, stored: StoredWeights) -> StoredWeights:
     return found
 
 
-def _pieces(target: Tensor, given: Tensor | StoredTensor) -> list[tuple[Tensor, Tensor | StoredTensor, int, int]]:
-    """This rank's rows of a weight in pieces: where they go, what they are of, the first one there and how many."""
+def _pieces(
+    place: Place, target: Tensor, given: Tensor | StoredTensor
+) -> list[tuple[Tensor, Tensor | StoredTensor, int, int]]:
+    """This rank's rows of a weight in pieces: where they go, what they are of, the first one there and how many. Experts are whole at one rank."""
     first, rows = own_rows(target)
     part = local(target)
+    if place.expert is not None:
+        if not first <= place.expert < first + rows:
+            return []
+        part, first, rows = place.within(part, first), 0, place.shape[0]
     if not given.shape:
         return [(part, given, 0, 1)]
     size = max(1, PIECE_BYTES * rows // max(1, part.nbytes))
@@ -313,22 +333,22 @@ def policy_to_train(model: Any, settings: TrainerSettings, ranks: Ranks | None) 
     return _shard(policy, settings, ranks, trained=True)
 
 
-def _check_computed(folder: Path, model: Any, stored: StoredWeights, sharing: int = 1) -> None:
-    """Refuse a model whose attention or logits would silently come out otherwise here than where rollouts are made.
-
-    `sharing` ranks compute each pack.
-    """
+def _check_computed(folder: Path, model: Any, stored: StoredWeights, ranks: Ranks | None) -> None:
+    """Refuse a model whose attention, experts or logits would silently come out otherwise here than where rollouts are made, or on these ranks."""
+    sharing = 1 if ranks is None or ranks.context_group is None else ranks.context_group.size
     config = model.config.get_text_config()
     problems = []
     if not getattr(model, "_supports_attention_backend", False):
         problems.append("packed attention cannot replace its attention")
+    if any(name.endswith(".sinks") for name, _ in model.named_parameters()):
+        problems.append("its attention has sinks, which the packed attention does not compute")
     if odd := set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES:
         problems.append(f"it has layers of type {sorted(odd)}; supported: {sorted(LAYER_TYPES)}")
     for name, neutral in (
         ("attn_logit_softcapping", None),
         ("final_logit_softcapping", None),
         ("logit_scale", 1.0),
-        ("logits_scaling", 1.0),
+        ("logits_scaling", config.logits_scaling if config.model_type in DIVIDE_LOGITS else 1.0),
     ):
         if getattr(config, name, None) not in (None, neutral):
             problems.append(f"it sets {name}, which is not supported")
@@ -337,6 +357,7 @@ def _check_computed(folder: Path, model: Any, stored: StoredWeights, sharing: in
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         problems.append("its head is not a matrix without a bias")
+    problems += uncomputable(model, 1 if ranks is None else ranks.world)
     if renamed := _renamed(stored, model):
         problems.append(f"its weights have other names once loaded ({renamed[0]}), so nobody could serve them")
     if problems:
@@ -344,10 +365,10 @@ def _check_computed(folder: Path, model: Any, stored: StoredWeights, sharing: in
 
 
 def _renamed(stored: StoredWeights, model: Any) -> list[str]:
-    """Weights that the checkpoint does not have by this name: transformers stacks experts, for one, and would publish the stack."""
+    """Weights that the checkpoint does not have by the name that would be published."""
     tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
     sources = {source for target, source in tied.items() if target in stored}
-    return sorted(set(model.state_dict()) - set(tied) - sources - set(stored))
+    return sorted(set(places(model)) - sources - set(stored))
 
 
 def _recomputes(model: Any, settings: TrainerSettings) -> bool:

@@ -43,6 +43,8 @@ OF_RECIPES = (
     "mismatch_truncated", "mismatch_masked", "completions_masked", "kl_coefficient", "clip_epsilon", "clip_epsilon_high",
 )  # fmt: skip
 """Metrics of runs whose recipe has a mismatch correction or a schedule."""
+OF_EXPERTS = ("expert_load_largest", "expert_load_entropy", "experts_unused")
+"""Metrics of models with experts."""
 REWARDS = {
     name: Gauge(
         f"shoal_trainer_{name}",
@@ -84,6 +86,7 @@ LAST = {
         "learning_rate",
         *OF_ROLLOUTS,
         *OF_RECIPES,
+        *OF_EXPERTS,
     )
 }
 PHASE_SECONDS = Gauge("shoal_trainer_phase_seconds", "Time of the last finished step by phase.", ["phase"])

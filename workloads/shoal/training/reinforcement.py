@@ -13,7 +13,7 @@ from shoal.training.behaviour import BehaviourWeights
 from shoal.training.context import TrainerContext
 from shoal.training.extensions.base import Extensions
 from shoal.training.method import Report, StepTools, Untrained
-from shoal.training.metrics import recipe_measures, step_metrics
+from shoal.training.metrics import expert_measures, recipe_measures, step_metrics
 from shoal.training.model import Policy, load_reference, served_dtype
 from shoal.training.objectives import needs_behaviour
 from shoal.training.optimizer import Optimizer
@@ -121,7 +121,9 @@ class Reinforcement:
             mismatch_kl=mismatch_kl,
             times=times,
             by_source=batch.by_source,
-            extra=recipe_measures(recipe, step, updates) | extensions.measured(rows.groups),
+            extra=recipe_measures(recipe, step, updates)
+            | expert_measures(updates.experts)
+            | extensions.measured(rows.groups),
         )
 
     def keep(self, version: int) -> None:

@@ -21,6 +21,7 @@ from shoal.contracts.corrections import MismatchCorrection
 from shoal.contracts.recipe import Recipe
 from shoal.training.batches import OptimizerBatch, StepPlan
 from shoal.training.corrections import Correcting
+from shoal.training.experts import Balance, balance
 from shoal.training.loss import SUMS, LossSums, LossWeights, MicroLoss, Objective
 from shoal.training.model import Policy
 from shoal.training.objectives import objective_of
@@ -65,6 +66,8 @@ class Updates(Steps):
     mismatch_truncated: float
     mismatch_masked: float
     completions_masked: float
+    experts: Balance | None = None
+    """How evenly the router used the experts; None of a model without."""
 
 
 LogProbs = list[list[Float[Tensor, " _"]]]
@@ -170,7 +173,17 @@ def train(
         mismatch_masked=of.masked,
         completions_masked=totals[SUMS.index("completions_masked")] / max(1, completions),
         applied=applied,
+        experts=expert_balance(policy),
     )
+
+
+def expert_balance(policy: Policy) -> Balance | None:
+    """How evenly all ranks' tokens were spread over the experts since the last call. All ranks call this."""
+    counts = policy.routed.take()
+    if counts is None:
+        return None
+    whole = over_ranks(counts.double().flatten(), policy, "the tokens of the experts")
+    return balance(torch.tensor(whole, dtype=torch.float64).reshape(counts.shape))
 
 
 def accumulate(

@@ -1,0 +1,164 @@
+"""Experts of a mixture: grouped matrix products, and how evenly the router spreads tokens over them.
+
+In: hidden states of a pack, the router's choice of experts for each token. Out: the experts' weighted sum, and counts of routed tokens. Tokens
+are sorted by expert; each expert computes its own at once. Registered with transformers under `NAME` when this module is imported. Called by the
+models that `model` loads.
+
+A token of a pack costs as many multiplications as its chosen experts have, however many there are. transformers' own loop takes a slice of the
+stack an expert, and its backward pass writes the whole stack for each: with 128 experts that is 128 times the gradient's memory traffic.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, Num
+from torch import Tensor
+from torch.nn.functional import grouped_mm, linear
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+NAME = "shoal_grouped"
+"""Name of this computation in a transformers configuration."""
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
+"""Stacks of shape experts x (2 x width) x hidden and experts x hidden x width, as transformers names them."""
+
+
+def is_stack(module: torch.nn.Module) -> bool:
+    """Whether a module holds experts as stacks that a checkpoint has as single matrices."""
+    held = [module._parameters.get(name) for name in (GATE_UP, DOWN)]
+    return all(stack is not None and stack.dim() == 3 for stack in held)
+
+
+def stacks(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """The modules of a model that hold experts, by name, in the order of its layers."""
+    return {name: module for name, module in model.named_modules() if is_stack(module)}
+
+
+def grouped_experts(
+    module: Any,
+    hidden: Float[Tensor, "tokens hidden"],
+    chosen: Int[Tensor, "tokens choices"],
+    weights: Float[Tensor, "tokens choices"],
+) -> Float[Tensor, "tokens hidden"]:
+    """The weighted sum of each token's chosen experts. The order of sums is that of the choices, on any device and any number of ranks."""
+    choices = chosen.shape[1]
+    order = chosen.reshape(-1).argsort(stable=True)
+    counts = torch.bincount(chosen.reshape(-1), minlength=module.num_experts)
+    inner = module._apply_gate(grouped_linear(hidden[order // choices], module.gate_up_proj, counts))
+    sorted_out = grouped_linear(inner, module.down_proj, counts)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    found = sorted_out[back].view(*chosen.shape, -1) * weights[:, :, None]
+    return found.sum(dim=1).to(hidden.dtype)
+
+
+def grouped_linear(
+    rows: Float[Tensor, "rows in"], stack: Float[Tensor, "experts out in"], counts: Int[Tensor, " experts"]
+) -> Float[Tensor, "rows out"]:
+    """Rows that are sorted by expert, each times its expert's matrix; `counts` rows an expert, which may be none.
+
+    On an accelerator in bfloat16 one kernel does all experts (torch's `grouped_mm`). It knows no float64, and on a CPU it is not faster than one
+    product an expert; so elsewhere that is computed. An expert without rows gets a gradient of zeros either way.
+    """
+    if stack.is_cuda and stack.dtype == torch.bfloat16:
+        return in_one_kernel(rows, stack, counts)
+    parts = zip(rows.split(counts.tolist()), stack.unbind(), strict=True)
+    return torch.cat([linear(part, matrix) for part, matrix in parts])
+
+
+def in_one_kernel(
+    rows: Float[Tensor, "rows in"], stack: Float[Tensor, "experts out in"], counts: Int[Tensor, " experts"]
+) -> Float[Tensor, "rows out"]:
+    """The same by torch's grouped kernel, which needs no count on the host."""
+    return grouped_mm(rows.to(stack.dtype), stack.transpose(1, 2), offs=counts.cumsum(0).to(torch.int32))
+
+
+ALL_EXPERTS_FUNCTIONS.register(NAME, grouped_experts)
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How evenly the experts of a step were used: means and extremes over layers. Even use has `largest` 1, `entropy` 1 and `unused` 0."""
+
+    largest: float
+    """Tokens of the busiest expert of any layer, by the mean of its layer."""
+    entropy: float
+    """Of an expert's share of its layer's tokens, by its largest possible value; the mean over layers."""
+    unused: float
+    """Share of all experts that got no token."""
+
+
+class RoutedTokens:
+    """Counts of the tokens that each expert of each layer was given while counting was on, on this rank."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._tokens = 0
+        held: list[Any] = list(stacks(model).values())
+        self._experts = held[0].num_experts if held else 0
+        self._counts: list[Int[Tensor, " experts"] | None] = [None] * len(held)
+        for layer, module in enumerate(held):
+            module.register_forward_pre_hook(self._counter(layer))
+
+    @property
+    def layers(self) -> int:
+        return len(self._counts)
+
+    @contextmanager
+    def counting(self, tokens: int) -> Iterator[None]:
+        """Count the first `tokens` of what is computed within this. Not in a backward pass, which may compute layers again."""
+        self._tokens = tokens
+        try:
+            yield
+        finally:
+            self._tokens = 0
+
+    def take(self) -> Int[Tensor, "layers experts"] | None:
+        """The counts since the last call, on the host; None of a model without experts."""
+        if not self.layers:
+            return None
+        counts, self._counts = self._counts, [None] * self.layers
+        none = torch.zeros(self._experts, dtype=torch.int64)
+        return torch.stack([none if each is None else each.cpu() for each in counts])
+
+    def _counter(self, layer: int) -> Any:
+        def count(module: Any, given: tuple[Tensor, ...]) -> None:
+            if self._tokens:
+                more = torch.bincount(given[1][: self._tokens].reshape(-1), minlength=module.num_experts)
+                before = self._counts[layer]
+                self._counts[layer] = more if before is None else before + more
+
+        return count
+
+
+def balance(counts: Num[Tensor, "layers experts"]) -> Balance | None:
+    """What counts of routed tokens, summed over the ranks, say; None where a layer has none."""
+    experts = counts.shape[1]
+    if not bool(counts.sum(dim=1).all()):
+        return None
+    shares = counts.double() / counts.sum(dim=1, keepdim=True)
+    entropy = -torch.special.xlogy(shares, shares).sum(dim=1)
+    most = torch.tensor(float(experts)).log()
+    return Balance(
+        largest=float(shares.max() * experts),
+        entropy=float((entropy / most).mean()) if experts > 1 else 1.0,
+        unused=float((counts == 0).double().mean()),
+    )
+
+
+def uncomputable(model: torch.nn.Module, ranks: int) -> list[str]:
+    """Why the experts of a model cannot be trained on `ranks` ranks: nothing where they can, and for a model without experts."""
+    held = list(stacks(model).values())
+    if not held:
+        return []
+    first: Any = held[0]
+    problems = []
+    odd = [name for name, wanted in (("has_bias", False), ("has_gate", True), ("is_transposed", False))
+           if getattr(first, name, None) is not wanted]  # fmt: skip
+    if odd or not getattr(first, "is_concatenated", False):
+        problems.append("its experts are not a gate, an up and a down projection without biases")
+    if first.num_experts % ranks:
+        allowed = ", ".join(str(each) for each in range(1, first.num_experts + 1) if first.num_experts % each == 0)
+        problems.append(f"its {first.num_experts} experts cannot be divided over {ranks} ranks; allowed: {allowed}")
+    return problems
