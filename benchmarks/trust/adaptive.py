@@ -1,6 +1,6 @@
 """A dishonest worker that has the right weights, knows every bound, and asks the public judge before it hands anything in.
 
-In: the demo's models, as they are and in bfloat16. Out: for each type of serving how much of an accepted file it can choose (`measure`). Its proofs
+In: the demo's models in two types, and a real one. Out: for each type of serving how much of an accepted file it can choose (`measure`). Its proofs
 are perfect: one honest prefill makes them. Every row is checked, as on probation. Three aims:
 
 - Cheap tokens. Other weights write, and where their token is farther behind than x nats under the right weights, the right one is put in its
@@ -31,6 +31,8 @@ from benchmarks.trust.engine_client import EngineProcess
 from benchmarks.trust.in_process import PaperRun, paper_config
 from benchmarks.trust.interval import clopper_pearson
 from benchmarks.trust.models import Made, calibrate_engine, in_bfloat16
+from benchmarks.trust.real_model import REAL_MODEL
+from benchmarks.trust.real_model import served as served_real
 from benchmarks.trust.right_model import RightModel
 from shoal.contracts.proof_profile import PROFILE_FILE, drawn_gaps_in_force, read_profile
 from shoal.contracts.protocol import Lease
@@ -45,7 +47,8 @@ from shoal.validation.checks.redraw import sum_allowed
 from shoal.validation.models import load_model
 
 KINDS = ("int8", "int4", "fp8", "older")
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", REAL_MODEL)
+"""The demo's model in two types of serving, and a real one, which has no older version."""
 FILES = 2
 """Of each kind of cheap weights, and of each direction of the reward."""
 HONEST_FILES = 24
@@ -350,8 +353,10 @@ def _noisy(liar: Liar, row: Rollout, noise: float, chance: torch.Generator) -> F
 
 
 def served(made: Made, home: Path, dtype: str) -> tuple[PaperRun, Path]:
-    """A run on paper of the demo's model in a type of serving, and the folder of its newest weights."""
+    """A run on paper in a type of serving, and the folder of its newest weights."""
     home.mkdir()
+    if dtype == REAL_MODEL:
+        return served_real(home)
     config, base, right = paper_config(), made.base, made.current
     if dtype != "float32":
         base, right = in_bfloat16(made.base, home / "base"), in_bfloat16(made.current, home / "current")
@@ -364,13 +369,14 @@ def served(made: Made, home: Path, dtype: str) -> tuple[PaperRun, Path]:
 def liar_of(made: Made, home: Path, dtype: str) -> tuple[Liar, Mapping[str, Any]]:
     """The liar of a type of serving, and its cheap models by name."""
     run, right = served(made, home, dtype)
-    base = made.base if dtype == "float32" else home / "base"
     folders = {
         kind: weight_sets.derive(right, home / f"cheap-{kind}", weight_sets.CHANGES[kind])
         for kind in KINDS
         if kind != "older"
-    } | {"older": base}
-    return Liar(run, right), {kind: load_model(folders[kind]) for kind in KINDS}
+    }
+    if dtype != REAL_MODEL:
+        folders["older"] = made.base if dtype == "float32" else home / "base"
+    return Liar(run, right), {kind: load_model(folder) for kind, folder in folders.items()}
 
 
 def measure(

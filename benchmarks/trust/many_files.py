@@ -5,25 +5,20 @@ upper limit of the rate. Files come from the workers' own engine, some at a time
 goes on where it was stopped. 3,000 files without a reject bound the rate below 0.1 % (`interval`). Hours on one core: run it at idle priority.
 """
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.trust import adaptive
-from benchmarks.trust.in_process import PaperRun, paper_config
 from benchmarks.trust.interval import clopper_pearson
-from benchmarks.trust.models import Made, calibrate_engine
-from shoal.contracts.run import RunConfig
+from benchmarks.trust.models import Made
+from benchmarks.trust.real_model import REAL_MODEL
 
-REAL_MODEL = "SmolLM2-135M-Instruct, bfloat16"
 FILES: Mapping[str, int] = {"bfloat16": 3000, "float32": 3000, REAL_MODEL: 300}
 """Files by type of serving."""
 AT_ONCE = 60
 FIRST = 10_000
 """The number of the first lease: no other part has its seeds."""
-REAL_ROWS = {"groups_per_submission": 2, "max_completion_tokens": 32}
-"""A file of the real model is smaller, so that 300 of them take an hour."""
 
 
 def measure(
@@ -35,7 +30,7 @@ def measure(
         so_far = found.setdefault(name, {"files": 0, "rejected": 0, "evidence": ""})
         if so_far["files"] >= wanted:
             continue
-        run, folder = served(made, home / f"many-{list(FILES).index(name)}", name)
+        run, folder = adaptive.served(made, home / f"many-{list(FILES).index(name)}", name)
         while so_far["files"] < wanted:
             count = min(AT_ONCE, wanted - so_far["files"])
             more = adaptive.honest_files(run, folder, count, FIRST + so_far["files"])
@@ -46,26 +41,3 @@ def measure(
             keep(found)
             print(f"{name}: {so_far['files']} of {wanted} files, {so_far['rejected']} rejected", flush=True)
     return found
-
-
-def served(made: Made, home: Path, name: str) -> tuple[PaperRun, Path]:
-    """A run on paper whose weights are served as `name` says, and the folder of these weights."""
-    if name != REAL_MODEL:
-        return adaptive.served(made, home, name)
-    from fetch_smollm2 import fetched  # in tools/, which `benchmarks.trust` finds on the path
-
-    base, config = home / "base", real_config()
-    shutil.copytree(fetched(), base)
-    calibrate_engine(config, base)
-    return PaperRun(home / "run", config, base), base
-
-
-def real_config() -> RunConfig:
-    """The demo's settings with room for the real model's longer tokens, its own thresholds, and smaller files."""
-    config = paper_config()
-    return config.model_copy(
-        update={
-            "sampling": config.sampling.model_copy(update=REAL_ROWS),
-            "validation": config.validation.model_copy(update={"thresholds": None}),
-        }
-    )

@@ -118,14 +118,15 @@ def mutated_lines(part: Mapping[str, int]) -> list[str]:
 
 def adaptive_lines(part: Mapping[str, Any]) -> list[str]:
     """A row for each type of serving: what a liar can choose, and honest files beside it."""
+    kinds = tuple(next(iter(by_dtype(part).values()))["cheap"])
     lines = [
         "| served in | tokens not drawn: "
-        + ", ".join(next(iter(by_dtype(part).values()))["cheap"])
+        + ", ".join(kinds)
         + " | reward up | reward down | bits a token | honest files rejected |",
         "|---|---|---|---|---|---|",
     ]
     for dtype, each in by_dtype(part).items():
-        shares = ", ".join(f"{kind['share']:.2%}" for kind in each["cheap"].values())
+        shares = ", ".join(f"{each['cheap'][kind]['share']:.2%}" if kind in each["cheap"] else "none" for kind in kinds)
         honest = each["honest"]
         lines.append(
             f"| {dtype} | {shares} | +{each['reward_shift_up']:.3f} | {each['reward_shift_down']:.3f} | {each['free']['bits_a_token']:.4f}"

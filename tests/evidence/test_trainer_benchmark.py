@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KEYS = (
     "time_ratio_fair_head", "time_ratio_shipped", "peak_memory_ratio_fair_head", "packing_density_32k", "publish_overhead",
     "checkpoint_overhead", "max_loss_difference", "max_grad_difference", "forward_units",
+    "context_parallel_exact", "idle_share_batch_ready", "memory_model_error", "bytes_per_rank_32b_16",
 )  # fmt: skip
 
 
@@ -108,6 +109,11 @@ def test_the_committed_figures_have_every_key_and_passed_the_gate() -> None:
     assert found["max_grad_difference"] <= GRADIENT_TOLERANCE
     assert found["packing_density_32k"] >= 0.98
     assert found["measured_on"]["trl"] == "1.16.0"
+    assert found["context_parallel_exact"] is True
+    assert found["idle_share_batch_ready"] <= 0.02
+    assert found["memory_model_error"] <= 0.10
+    assert found["bytes_per_rank_32b_16"] <= 76e9
+    assert found["time_ratio_fair_head"] >= 3.0
     check_units(found)
 
 

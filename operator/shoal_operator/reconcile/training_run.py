@@ -72,8 +72,10 @@ from shoal_operator.reconcile.volumes import Problem, require_volumes, volumes_c
 BUILDER = Builder(TypeAdapter(RunInputs), RunInputs.children)
 
 LOOK_SECONDS, LOOK_AT_TROUBLE_SECONDS, LOOK_AT_WORK_SECONDS = 5.0, 10.0, 60.0
-"""How soon to look at a run again though nothing has changed: before it works, while it lacks parts, and while all is well. What changes, figures of
-the orchestrator too, comes by itself; deadlines are looked at when they are over."""
+"""How soon to look at a run again though nothing has changed: before it works and while it is rolled, while it lacks parts, and while all is well.
+What changes, figures of the orchestrator too, comes by itself; deadlines are looked at when they are over. A roll waits for children of the run's
+children, whose changes are events of their owners alone.
+"""
 
 NOT_HEARD_SECONDS = 10.0
 """Latest look at a run whose orchestrator is being asked for the first time."""
@@ -319,7 +321,8 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         return left if left is None else max(left, SOON_SECONDS)
     if stage == "suspended" and quota.live is None:
         return None
-    if stage != "running" or waits_for:
+    rolling = upgrade.reached is not None and not upgrade.waits_for_step
+    if stage != "running" or waits_for or rolling:
         return LOOK_SECONDS
     usual = LOOK_AT_TROUBLE_SECONDS if findings.missing else LOOK_AT_WORK_SECONDS
     return max(SOON_SECONDS, min([usual, *(each for each in deadlines if each is not None and each > 0)]))

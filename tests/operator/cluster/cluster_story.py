@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import hollow_node
+import pytest
 from hollow_node import HollowNode
 from kube_client import Kube, Object
 from kube_manifests import run
@@ -65,15 +66,24 @@ class Story:
         conditions = found.get("status", {}).get("conditions", [])
         return next((each for each in conditions if each["type"] == of), {})
 
-    def wait_condition(self, kind: str, name: str, of: str, status: str, said: str = "") -> Object:
+    def wait_condition(
+        self, kind: str, name: str, of: str, status: str, said: str = "", seconds: float = SECONDS
+    ) -> Object:
         """Wait until a condition has this status and its reason or message has `said` in it."""
+
+        seen: list[str] = []
 
         def holds() -> Object | None:
             found = self.condition(kind, name, of)
-            text = f"{found.get('reason')} {found.get('message')}"
+            text = f"{found.get('status')} {found.get('reason')} {found.get('message')}"
+            if text not in seen[-1:]:
+                seen.append(text)
             return found if found.get("status") == status and said in text else None
 
-        return wait_until(f"{kind} {name}: {of} to be {status} {said}", holds, SECONDS, interval=0.05)
+        try:
+            return wait_until(f"{kind} {name}: {of} to be {status} {said}", holds, seconds, interval=0.05)
+        except pytest.fail.Exception as failed:
+            pytest.fail(f"{failed}; it was, one after the other: {seen}")
 
     def wait_for(self, what: str, poll: Callable[[], Any], seconds: float = SECONDS) -> Any:
         return wait_until(what, poll, seconds, interval=0.05)

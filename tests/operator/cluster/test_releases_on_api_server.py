@@ -20,6 +20,8 @@ from shoal_operator.children.names import image
 NEXT = "9.9.9"
 RESULTS = ROOT / "benchmarks" / "results" / "operator.json"
 KINDS = ("Deployment", "StatefulSet", "Job")
+ROLL_SECONDS = 120.0
+"""Deadline of a whole roll: nine groups, one after the other, each with pods that are replaced."""
 
 
 def templates(story: Story, kube: Kube) -> dict[str, Object]:
@@ -79,7 +81,7 @@ def test_an_upgrade_changes_no_pod_until_asked_and_then_rolls_the_trainer_last(
         RESULTS.write_text(json.dumps(found | {"upgrade_trainer_restarts": made}, indent=2) + "\n")
 
     story.edit(release=NEXT)
-    story.wait_condition("TrainingRun", "sums", "UpToDate", "False", "WaitsForStep")
+    story.wait_condition("TrainingRun", "sums", "UpToDate", "False", "WaitsForStep", ROLL_SECONDS)
     now = templates(story, kube)
     assert {name for name, each in now.items() if not of_release(each, NEXT)} == {
         "Job/sums-trainer-1",
@@ -98,7 +100,7 @@ def test_an_upgrade_changes_no_pod_until_asked_and_then_rolls_the_trainer_last(
     )
 
     story.edit(release=FIRST)
-    story.wait_condition("TrainingRun", "sums", "UpToDate", "False", "WaitsForStep")
+    story.wait_condition("TrainingRun", "sums", "UpToDate", "False", "WaitsForStep", ROLL_SECONDS)
     story.progress(latest_version=3, open_step=3)
     story.wait_there("Job", "sums-trainer-3")
     story.wait_condition("TrainingRun", "sums", "UpToDate", "False", "OtherRelease")

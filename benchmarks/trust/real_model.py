@@ -1,0 +1,33 @@
+"""SmolLM2-135M-Instruct as a run on paper: a real model, with real outlier dimensions. Called by `adaptive` and `many_files`."""
+
+import shutil
+from pathlib import Path
+
+from benchmarks.trust.in_process import PaperRun, paper_config
+from benchmarks.trust.models import calibrate_engine
+from shoal.contracts.run import RunConfig
+
+REAL_MODEL = "SmolLM2-135M-Instruct, bfloat16"
+ROWS = {"groups_per_submission": 2, "max_completion_tokens": 32}
+"""A file of the real model is smaller than the demo's, so that 300 of them take an hour."""
+
+
+def served(home: Path) -> tuple[PaperRun, Path]:
+    """The run, whose weights are calibrated and do not change, and the folder of these weights."""
+    from fetch_smollm2 import fetched  # in tools/, which `benchmarks.trust` finds on the path
+
+    base, config = home / "base", real_config()
+    shutil.copytree(fetched(), base)
+    calibrate_engine(config, base)
+    return PaperRun(home / "run", config, base), base
+
+
+def real_config() -> RunConfig:
+    """The demo's settings with room for the real model's longer tokens, its own thresholds, and smaller files."""
+    config = paper_config()
+    return config.model_copy(
+        update={
+            "sampling": config.sampling.model_copy(update=ROWS),
+            "validation": config.validation.model_copy(update={"thresholds": None}),
+        }
+    )
