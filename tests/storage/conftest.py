@@ -6,14 +6,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from places import READER, S3, Folder, Place, Trusting
+from places import READER, S3, S3_KINDS, Folder, Place, Trusting
 
 from oidc import AUDIENCE, Issuer
 from servers import Loopback, S3Server, minio, versitygw, wait_until
 from shoal.storage import Store, open_store
 from shoal.storage.identity import IdentityRefused, TokenServiceAway, WebIdentity
-
-S3_KINDS = ["minio", "minio-identity", "versitygw"]
 
 
 @pytest.fixture(scope="session")

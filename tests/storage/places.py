@@ -40,6 +40,12 @@ class Folder:
             (self.home / "moved").rename(self.root)
 
 
+S3_KINDS = {
+    "minio": ("MinIO", "static keys"),
+    "minio-identity": ("MinIO", "web identity"),
+    "versitygw": ("versitygw", "static keys"),
+}
+"""Server and way to its keys of each S3 store that the tests run on."""
 READER = "readers.shoal.test"
 """Audience of tokens for the role that may only read."""
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from places import READER, S3, Trusting, role_arn
+from places import READER, S3, S3_KINDS, Trusting, role_arn
 from structlog.testing import capture_logs
 
 from proxies import Proxy
 from samples import LEASE, NODE, RUN
-from servers import Loopback, wait_until
+from servers import ROOT, Loopback, wait_until
 from shoal.contracts import keys
 from shoal.contracts.recipe import S3Storage
 from shoal.storage import StoreUnavailable, open_store
@@ -264,6 +264,12 @@ def test_nothing_of_a_grant_but_its_form_is_of_use_to_a_stranger(s3: S3) -> None
                 request, f"{grant.url}/{s3.prefix}/a", headers={"X-Amz-Security-Token": token}, content=b""
             )
             assert answer.status_code == 403
+
+
+def test_the_recorded_figures_are_what_these_tests_run_on() -> None:
+    figures = json.loads((ROOT / "benchmarks/results/citizen.json").read_text())
+    servers, modes = (len(set(each)) for each in zip(*S3_KINDS.values(), strict=True))
+    assert (figures["s3_servers"], figures["identity_modes"]) == (servers, modes)
 
 
 def test_the_text_of_keys_shows_nothing(s3: S3) -> None:
