@@ -11,7 +11,6 @@ from pathlib import Path
 import hypothesis
 import jaxtyping
 import pytest
-from minio import Minio as MinioClient
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling, Scheduling
 
@@ -65,20 +64,7 @@ def redis_server(loopback: Loopback, tmp_path_factory: pytest.TempPathFactory) -
 def minio_server(loopback: Loopback, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minio]:
     """A running MinIO with its bucket; `endpoint`, `bucket`, `access_key`, `secret_key`. Shared: use a prefix of your own."""
     server = minio(loopback.address(), tmp_path_factory.mktemp("minio"))
-    server.start()
-    client = MinioClient(
-        f"{server.address}:{server.port}", server.access_key, server.secret_key, secure=False, region="us-east-1"
-    )
-
-    def bucket_is_made() -> bool:
-        try:
-            if not client.bucket_exists(server.bucket):
-                client.make_bucket(server.bucket)
-        except Exception:  # it listens before it serves
-            return False
-        return True
-
-    wait_until("MinIO's bucket", bucket_is_made, 60.0, interval=0.2)
+    server.start_with_bucket()
     yield server
     server.stop()
 

@@ -1,4 +1,4 @@
-"""Real servers for tests: Redis and MinIO on loopback addresses that this test run has for itself, and the waits around them.
+"""Real servers for tests: Redis, MinIO and versitygw on loopback addresses that this test run has for itself, and the waits around them.
 
 `tests/conftest.py` turns these into fixtures. Every process that is started here dies with the test run (parent-death signal) and is ended by its own
 pid; nothing is ever found by name.
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn, TypeVar
 
 import pytest
+from minio import Minio as MinioClient
 
 Value = TypeVar("Value")
 
@@ -155,9 +156,14 @@ class Server:
         return answers(self.address, self.port)
 
     def pause(self) -> None:
-        """Stop the process where it is (SIGSTOP): connections hang."""
+        """Stop the process where it is (SIGSTOP): connections hang. On a busy machine its threads run on for a while, so this waits for them."""
         assert self.process is not None
+        tasks = Path(f"/proc/{self.process.pid}/task")
         self.process.send_signal(signal.SIGSTOP)
+        wait_until(
+            "every thread to stop",
+            lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in tasks.glob("*/stat")),
+        )
 
     def resume(self) -> None:
         """Let a paused process go on."""
@@ -201,8 +207,8 @@ def redis(address: str, folder: Path) -> Redis:
 
 
 @dataclass
-class Minio(Server):
-    """A MinIO with one bucket. The keys are made up for this run."""
+class S3Server(Server):
+    """An S3 server with one bucket. The keys are made up for this run."""
 
     access_key: str = "shoal-test"
     secret_key: str = "shoal-test-secret"
@@ -212,13 +218,42 @@ class Minio(Server):
     def endpoint(self) -> str:
         return f"http://{self.address}:{self.port}"
 
+    def start_with_bucket(self) -> None:
+        """Start and make the bucket, as soon as the server takes requests."""
+        self.start()
+        place = f"{self.address}:{self.port}"
+        client = MinioClient(place, self.access_key, self.secret_key, secure=False, region="us-east-1")
 
-def minio_program() -> str:
-    """Path of the pinned MinIO that `make tools` built."""
-    found = subprocess.run([ROOT / "tools/build.sh", "--path", "minio"], capture_output=True, text=True, check=False)
+        def bucket_is_made() -> bool:
+            try:
+                if not client.bucket_exists(self.bucket):
+                    client.make_bucket(self.bucket)
+            except Exception:  # it listens before it serves
+                return False
+            return True
+
+        wait_until(f"bucket {self.bucket}", bucket_is_made, 60.0, interval=0.2)
+
+
+class Minio(S3Server):
+    """A MinIO, the S3 server of most tests."""
+
+
+def built(tool: str) -> str:
+    """Path of a pinned program that `make tools` built."""
+    found = subprocess.run([ROOT / "tools/build.sh", "--path", tool], capture_output=True, text=True, check=False)
     if found.returncode != 0:
-        lacking("MinIO", found.stderr.strip() or "run `make tools`, it builds the pinned server (3 minutes)")
+        lacking(tool, found.stderr.strip() or "run `make tools`, it builds the pinned program (3 minutes)")
     return found.stdout.strip()
+
+
+def versitygw(address: str, folder: Path) -> S3Server:
+    """A versitygw over a folder of this machine, not yet started."""
+    data = folder / "data"
+    data.mkdir()
+    server = S3Server([built("versitygw"), "--port", f"{address}:7070", "posix", str(data)], address, 7070, folder)
+    server.environment = {"ROOT_ACCESS_KEY": server.access_key, "ROOT_SECRET_KEY": server.secret_key}
+    return server
 
 
 def minio(address: str, folder: Path) -> Minio:
@@ -228,7 +263,7 @@ def minio(address: str, folder: Path) -> Minio:
     console = Loopback.port(address)
     server = Minio([], address, 9000, folder)
     server.command = [
-        minio_program(), "server", "--address", f"{address}:9000", "--console-address", f"{address}:{console}",
+        built("minio"), "server", "--address", f"{address}:9000", "--console-address", f"{address}:{console}",
         "--certs-dir", str(folder / "certs"), str(data),
     ]  # fmt: skip
     server.environment = {

@@ -1,13 +1,19 @@
 """The two kinds of store, each with a way to take it away and to bring it back."""
 
+import base64
+import hashlib
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from oidc import AUDIENCE, Issuer
 from samples import RUN, run_config
-from servers import Minio
-from shoal.contracts.recipe import S3Storage
+from servers import S3Server
+from shoal.contracts.recipe import S3Storage, WorkloadIdentity
 from shoal.contracts.run import RunConfig
 from shoal.storage import Store
-from shoal.storage.store import open_folder, open_s3
+from shoal.storage.identity import TOKEN_FILE, identity_of
+from shoal.storage.store import open_bucket, open_folder
 
 
 class Folder:
@@ -34,18 +40,52 @@ class Folder:
             (self.home / "moved").rename(self.root)
 
 
+S3_KINDS = {
+    "minio": ("MinIO", "static keys"),
+    "minio-identity": ("MinIO", "web identity"),
+    "versitygw": ("versitygw", "static keys"),
+}
+"""Server and way to its keys of each S3 store that the tests run on."""
+READER = "readers.shoal.test"
+"""Audience of tokens for the role that may only read."""
+
+
+def role_arn(audience: str) -> str:
+    """How MinIO calls the role of an audience; it says so in its log, too."""
+    digest = hashlib.sha1(audience.encode(), usedforsecurity=False).digest()
+    return f"arn:minio:iam:::role/{base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
+
+
+@dataclass(frozen=True)
+class Trusting:
+    """A MinIO that gives keys for an issuer's tokens: by their audience for a role that may write, or one that may only read."""
+
+    server: S3Server
+    issuer: Issuer
+
+    def identity(self, **changes: Any) -> WorkloadIdentity:
+        fields = {"service_account": "store", "role_arn": role_arn(AUDIENCE), "sts_endpoint": self.server.endpoint}
+        return WorkloadIdentity(**fields | {"audience": AUDIENCE} | changes)
+
+
 class S3:
-    """A MinIO; away means that the server was killed. `prefix` keeps tests apart."""
+    """An S3 server, asked with its root keys or as a workload; away means that it was killed. `prefix` keeps tests apart."""
 
     kind = "s3"
 
-    def __init__(self, server: Minio, home: Path, prefix: str) -> None:
+    def __init__(self, server: S3Server, home: Path, prefix: str, trusting: Trusting | None = None) -> None:
         self.server = server
         self.home = home
         self.prefix = prefix
         self.spec = S3Storage(endpoint=server.endpoint, bucket=server.bucket, credentials_secret="store")
         secrets = home / "secrets" / "store"
         secrets.mkdir(parents=True)
+        if trusting is not None:
+            self.spec = self.spec.model_copy(
+                update={"credentials_secret": None, "workload_identity": trusting.identity()}
+            )
+            trusting.issuer.write(secrets / TOKEN_FILE)
+            return
         (secrets / "accessKey").write_text(server.access_key + "\n")
         (secrets / "secretKey").write_text(server.secret_key + "\n")
 
@@ -54,13 +94,8 @@ class S3:
         return config.model_copy(update={"storage": config.storage.model_copy(update={"prefix": self.prefix})})
 
     def open(self, *, prefix: str = "", deadline_seconds: float = 20.0) -> Store:
-        return open_s3(
-            self.spec,
-            prefix or f"{self.prefix}/{RUN}",
-            self.server.access_key,
-            self.server.secret_key,
-            deadline_seconds=deadline_seconds,
-        )
+        identity = identity_of(self.spec, self.home)
+        return open_bucket(self.spec, prefix or f"{self.prefix}/{RUN}", identity, deadline_seconds=deadline_seconds)
 
     def take_away(self) -> None:
         self.server.kill()

@@ -149,7 +149,7 @@ def _egress(run: TrainingRun, component: str, edges: Sequence[Edge], relays: Rel
     if fellows := _fellows(run, component):
         rules.append({"to": fellows, **_fellow_ports(run)})
     if component in STORE_CLIENTS and run.spec.storage.s3 is not None:
-        rules.append({"ports": [_port(number) for number in store_ports(run.spec.storage)]})
+        rules.append({"ports": [_port(number) for number in store_ports(run.spec.storage, keys=component != "pool")]})
     if component == "relay" and relays.sources:
         rules.append({"ports": [_port(number) for number in url_ports(relays.sources)]})
     if component == "trainer" and (group := group_of(run)) is not None and group.lighthouse is not None:
@@ -224,10 +224,13 @@ def _is_of_a_hub(environment: str) -> bool:
     return package == "lm-eval" and (bool(commit) or not name.partition(",")[0].endswith((".yaml", ".yml")))
 
 
-def store_ports(storage: StorageSpec) -> list[int]:
-    """Ports of the object store. A policy knows no names, so the port alone is what it can say of a store anywhere."""
+def store_ports(storage: StorageSpec, *, keys: bool) -> list[int]:
+    """Ports of the object store, and of the service that gives `keys` for it. A policy knows no names, so the port alone is what it can say."""
     s3 = storage.s3
-    return [] if s3 is None else url_ports(url for url in (s3.endpoint, s3.public_endpoint) if url is not None)
+    if s3 is None:
+        return []
+    sts = s3.workload_identity.sts_endpoint if keys and s3.workload_identity is not None else None
+    return url_ports(url for url in (s3.endpoint, s3.public_endpoint, sts) if url is not None)
 
 
 def url_ports(urls: Iterable[str]) -> list[int]:

@@ -34,6 +34,9 @@ PASSED_ON = (
 """Fields of a podTemplate that are a pod's own, as they are there."""
 ORDER = {name: number for number, name in enumerate(PASSED_ON)}
 
+TOKEN_SECONDS = 3600
+"""Life of a service account's token; its kubelet renews it when four fifths are over."""
+
 STARTUP_SECONDS = 1800
 """A large model takes many minutes to load; until the start-up probe has passed no liveness probe runs."""
 
@@ -51,6 +54,8 @@ class Mount:
     name: str = ""
     """Name of the volume; the path where it is not given."""
     read_only: bool = False
+    service_account: str = ""
+    """Whose token lies in the volume: the pod runs as it."""
 
     @property
     def volume(self) -> str:
@@ -68,18 +73,36 @@ def config_map(name: str, *further: str, optional: str | None = None) -> Mount:
     return Mount("config", {"projected": {"sources": sources}}, read_only=True)
 
 
-def secrets(role_secret: str, credentials_secret: str | None = None, *further: str) -> Mount:
-    """The role's Secret at `secrets/`, further ones beside it, and the store's credentials at `secrets/store/` where there are any.
+@dataclass(frozen=True)
+class StoreAccess:
+    """What a part reaches an S3-compatible store with: a Secret of keys, or the token of a service account."""
+
+    secret: str = ""
+    service_account: str = ""
+    audience: str = ""
+
+    def source(self, folder: str = "") -> Object:
+        """The source of a projected volume; its files lie below `folder`."""
+        if self.secret:
+            items = [{"key": key, "path": f"{folder}{key}"} for key in ("accessKey", "secretKey")]
+            return {"secret": {"name": self.secret, "items": items}}
+        token = {"audience": self.audience, "expirationSeconds": TOKEN_SECONDS, "path": f"{folder}token"}
+        return {"serviceAccountToken": token}
+
+
+def secrets(role_secret: str, access: StoreAccess | None = None, *further: str) -> Mount:
+    """The role's Secret at `secrets/`, further ones beside it, and what it reaches the store with at `secrets/store/` where there is any.
 
     Several become one projected volume, as nothing can be mounted below a read-only volume.
     """
-    if credentials_secret is None and not further:
+    if access is None and not further:
         return Mount("secrets", {"secret": {"secretName": role_secret, "defaultMode": 0o440}}, read_only=True)
     sources: list[dict[str, Any]] = [{"secret": {"name": name}} for name in (role_secret, *further)]
-    if credentials_secret is not None:
-        items = [{"key": key, "path": f"store/{key}"} for key in ("accessKey", "secretKey")]
-        sources.append({"secret": {"name": credentials_secret, "items": items}})
-    return Mount("secrets", {"projected": {"sources": sources, "defaultMode": 0o440}}, read_only=True)
+    if access is not None:
+        sources.append(access.source("store/"))
+    account = access.service_account if access is not None else ""
+    projected = {"projected": {"sources": sources, "defaultMode": 0o440}}
+    return Mount("secrets", projected, read_only=True, service_account=account)
 
 
 def ticket(secret: str) -> Mount:
@@ -87,11 +110,12 @@ def ticket(secret: str) -> Mount:
     return Mount("secrets", {"secret": {"secretName": secret, "defaultMode": 0o440, "optional": True}}, read_only=True)
 
 
-def store_credentials(credentials_secret: str) -> Mount:
-    """Only the store's credentials, for a part that has no key of its own."""
-    return Mount(
-        "secrets/store", {"secret": {"secretName": credentials_secret, "defaultMode": 0o440}}, "store-credentials", True
-    )
+def store_credentials(access: StoreAccess) -> Mount:
+    """Only what the store is reached with, for a part that has no key of its own."""
+    source: Object = {"secret": {"secretName": access.secret, "defaultMode": 0o440}}
+    if not access.secret:
+        source = {"projected": {"sources": [access.source()], "defaultMode": 0o440}}
+    return Mount("secrets/store", source, "store-credentials", True, access.service_account)
 
 
 def certificate(secret: str) -> Mount:
@@ -298,6 +322,9 @@ def pod_template(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
+    accounts = {mount.service_account for container in listed for mount in container.all_mounts}
+    if account := max(accounts, default=""):
+        spec["serviceAccountName"] = account
     if images.pull_secrets:
         spec["imagePullSecrets"] = [{"name": secret} for secret in images.pull_secrets]
     return {"metadata": metadata, "spec": overlay(spec, _laid_over(placement, gpu))}

@@ -1,24 +1,32 @@
 """How a trusted pod reaches the object store: a claim for the folder store, credentials for an S3-compatible one. Pure."""
 
-from shoal.contracts.recipe import StorageSpec
+from shoal.contracts.recipe import S3Storage, StorageSpec
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.volumes import StoreVolume
 from shoal_operator.children import names
 from shoal_operator.children.claims import claimed
-from shoal_operator.children.pods import Mount, claim, secrets, store_credentials
+from shoal_operator.children.pods import Mount, StoreAccess, claim, secrets, store_credentials
 from shoal_operator.children.workloads import volume_claim
 from shoal_operator.engine.cluster import Object
 
 
+def store_access(s3: S3Storage, own: str | None = None) -> StoreAccess:
+    """How a part reaches the store: by a Secret of its `own`, else as the run does."""
+    identity = s3.workload_identity
+    if own is None and identity is not None:
+        return StoreAccess(service_account=identity.service_account, audience=identity.audience)
+    return StoreAccess(secret=own or s3.credentials_secret or "")
+
+
 def role_and_store(run: str, role_secret: str | None, storage: StorageSpec, *keys: str) -> tuple[Mount, ...]:
     """Mounts of the Secret with a role's key, of Secrets with further `keys`, and of what it needs for the store; without any, the store only."""
-    credentials = storage.s3.credentials_secret if storage.s3 else None
+    access = store_access(storage.s3) if storage.s3 else None
     mounts: list[Mount] = []
     held = [*([role_secret] if role_secret is not None else []), *keys]
     if held:
-        mounts.append(secrets(held[0], credentials, *held[1:]))
-    elif credentials is not None:
-        mounts.append(store_credentials(credentials))
+        mounts.append(secrets(held[0], access, *held[1:]))
+    elif access is not None:
+        mounts.append(store_credentials(access))
     if storage.s3 is None:
         mounts.append(claim("store", names.store(run)))
     return tuple(mounts)
@@ -27,7 +35,7 @@ def role_and_store(run: str, role_secret: str | None, storage: StorageSpec, *key
 def store_to_read(run: str, storage: StorageSpec, credentials: str | None) -> tuple[Mount, ...]:
     """The store for a part that writes nothing: a folder store's claim without leave to write, or credentials, its own where it has any."""
     if storage.s3 is not None:
-        return (store_credentials(credentials or storage.s3.credentials_secret),)
+        return (store_credentials(store_access(storage.s3, credentials)),)
     source = {"persistentVolumeClaim": {"claimName": names.store(run), "readOnly": True}}
     return (Mount("store", source, read_only=True),)
 

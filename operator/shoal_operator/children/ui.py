@@ -11,7 +11,7 @@ from shoal_operator.api import TrainingRun
 from shoal_operator.children import names
 from shoal_operator.children.exposure import way_in
 from shoal_operator.children.pods import Container, Mount, config_map, http_probes, image_of, pod_template, secrets
-from shoal_operator.children.storage import store_to_read
+from shoal_operator.children.storage import store_access, store_to_read
 from shoal_operator.children.workloads import child, deployment
 from shoal_operator.engine.cluster import Object
 
@@ -59,7 +59,7 @@ def _store(run: TrainingRun) -> tuple[Mount, ...]:
     token = names.ui_token(name)
     if s3 is not None:
         own = spec.credentials_secret if spec is not None else None
-        return (secrets(token, own or s3.credentials_secret),)
+        return (secrets(token, store_access(s3, own)),)
     return secrets(token), *store_to_read(name, run.spec.storage, None)
 
 

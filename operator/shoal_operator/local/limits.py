@@ -25,6 +25,13 @@ def beyond_one_machine(run: TrainingRun, source: str) -> list[Mistake]:
                 f"given {spec.trainer.replicas}; one machine has one trainer pod: set 1, and the ranks in processesPerReplica",
             )
         )
+    if spec.storage.s3 is not None and spec.storage.s3.workload_identity is not None:
+        mistakes.append(
+            (
+                "spec.storage.s3.workloadIdentity",
+                "one machine gives no service account tokens: name keys in credentialsSecret, and give them by --secret",
+            )
+        )
     for path, template in pod_templates(run).items():
         if template.volumes or any(each.volume_mounts for each in template.containers or ()):
             mistakes.append(

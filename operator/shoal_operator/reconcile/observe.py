@@ -149,8 +149,8 @@ def _references(cluster: Cluster, run: TrainingRun) -> tuple[References, str]:
 def _missing_credentials(cluster: Cluster, run: TrainingRun) -> str:
     """What to do about missing store credentials; empty when none are missing."""
     s3 = run.spec.storage.s3
-    if s3 is None:
-        return ""
+    if s3 is None or s3.credentials_secret is None:
+        return ""  # pods without their service account are refused, and their workload says so
     secret = cluster.read_foreign("Secret", s3.credentials_secret)
     if secret is None:
         return (

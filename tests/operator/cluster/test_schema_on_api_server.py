@@ -40,7 +40,8 @@ def where(rule: Rule) -> tuple[str, tuple[str, ...]]:
 
 
 BESIDE: dict[str, Object] = {
-    "S3Storage": {"endpoint": "http://s3", "bucket": "rollouts", "credentialsSecret": "s3"},
+    "S3Storage": {"endpoint": "http://s3", "bucket": "rollouts"},
+    "WorkloadIdentity": {"serviceAccount": "store", "roleArn": "arn:aws:iam::1:role/research"},
     "NodeRequirement": {"key": "zone"},
     "SftSettings": {"dataset": {"path": "/data"}},
     "CustomObjective": {"path": "lab.objectives:OURS", "sha256": "ab" * 32},
@@ -51,6 +52,7 @@ BESIDE: dict[str, Object] = {
 AROUND: dict[str, Object] = {
     "LengthReward": {"sampling": {"maxCompletionTokens": 4096}, "recipe": {"maxSequenceLength": 8192}},
     "RollBack": {"steps": 1000},
+    "WorkloadIdentity": {"storage": {"s3": {"endpoint": "http://s3", "bucket": "rollouts"}}},
     "GenerateSettings": {"mode": "Generate"},
     "SftSettings": {"mode": "SFT"},
     "SftDataset": {"mode": "SFT"},

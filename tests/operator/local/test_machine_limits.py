@@ -30,10 +30,17 @@ def run(**spec: Any) -> TrainingRun:
     return found
 
 
+IDENTITY = {"serviceAccount": "store", "roleArn": "arn:aws:iam::1:role/research", "stsEndpoint": "https://sts.example"}
+
+
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
         ({"trainer": {"replicas": 2}}, "run.yaml: spec.trainer.replicas: given 2; one machine has one trainer pod"),
+        (
+            {"storage": {"s3": {"endpoint": "http://s3", "bucket": "rollouts", "workloadIdentity": IDENTITY}}},
+            "run.yaml: spec.storage.s3.workloadIdentity: one machine gives no service account tokens",
+        ),
         ({"relayServerRef": "shared"}, "run.yaml: spec.relayServerRef: one machine has no objects that others made"),
         ({"validatorRef": "strict"}, "run.yaml: spec.validatorRef: one machine has no objects that others made"),
         ({"inferencePoolRefs": ["a"]}, "run.yaml: spec.inferencePoolRefs: one machine has no objects that others made"),

@@ -457,6 +457,27 @@ class TaskSource(TaskOrigin):
         return next((each.offline_filter for each in self.origins if each.is_sampled_first), None)
 
 
+class WorkloadIdentity(SpecModel):
+    """Temporary keys of an S3-compatible store, which its token service gives for a service account's token (AssumeRoleWithWebIdentity)."""
+
+    service_account: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")] = Field(
+        ...,
+        description="Service account of the parts that read or write the store; it must exist in the run's namespace.",
+    )
+    role_arn: ShortText = Field(..., description="Role that the service account may assume.")
+    sts_endpoint: ShortText = Field(
+        ...,
+        description="URL of the token service: on AWS https://sts.REGION.amazonaws.com, of MinIO the store's own.",
+    )
+    audience: ShortText = Field("sts.amazonaws.com", description="Audience that the token is made for.")
+    duration_seconds: int | None = Field(
+        None,
+        ge=900,
+        le=43_200,
+        description="Life of the temporary keys, in seconds; absent: what the service gives, on AWS an hour, on MinIO the token's own.",
+    )
+
+
 class S3Storage(SpecModel):
     """An S3-compatible object store such as MinIO."""
 
@@ -466,7 +487,12 @@ class S3Storage(SpecModel):
         ..., description="Bucket; it must exist."
     )
     region: ShortText = Field("us-east-1", description="Region name that signatures are made for.")
-    credentials_secret: ShortText = Field(..., description="Secret with `accessKey` and `secretKey`.")
+    credentials_secret: ShortText | None = Field(
+        None, exclude_if=unset, description="Secret with `accessKey` and `secretKey`."
+    )
+    workload_identity: WorkloadIdentity | None = Field(
+        None, exclude_if=unset, description="Temporary keys for a service account, instead of a Secret."
+    )
 
 
 class Retention(SpecModel):

@@ -22,7 +22,8 @@ from shoal.ledger.audit import BadLedger
 from shoal.ledger.reading import newest_roster
 from shoal.ledger.source import LedgerSource
 from shoal.storage import NotFound, StoreUnavailable
-from shoal.storage.store import Store, open_folder, open_s3
+from shoal.storage.identity import identity_of
+from shoal.storage.store import Store, open_bucket, open_folder
 from shoal.text import plain
 
 STORE_DEADLINE_SECONDS = 20.0
@@ -90,9 +91,8 @@ def open_home(home: Path) -> RunAccess:
             raise NoRun(f"{root} does not exist: somebody removed the run's object store")
         store = open_folder(root, prefix, deadline_seconds=STORE_DEADLINE_SECONDS)
     else:
-        folder = home / "secrets" / "store"
-        access_key, secret_key = ((folder / name).read_text().strip() for name in ("accessKey", "secretKey"))
-        store = open_s3(config.storage.s3, prefix, access_key, secret_key, deadline_seconds=STORE_DEADLINE_SECONDS)
+        identity = identity_of(config.storage.s3, home)
+        store = open_bucket(config.storage.s3, prefix, identity, deadline_seconds=STORE_DEADLINE_SECONDS)
     return RunAccess(config, store, config.trust)
 
 

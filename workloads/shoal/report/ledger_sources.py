@@ -139,7 +139,7 @@ def _open_s3_url(url: str, endpoint: str | None, credentials: Path | None) -> St
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     access_key, secret_key = _credentials(credentials)
     try:
-        spec = S3Storage(endpoint=endpoint, bucket=parts.netloc, region=region, credentials_secret="none")  # noqa: S106
+        spec = S3Storage(endpoint=endpoint, bucket=parts.netloc, region=region)
         return open_s3(spec, prefix, access_key, secret_key, deadline_seconds=STORE_DEADLINE_SECONDS)
     except (ValidationError, ValueError) as error:
         raise InputWrong(f"{plain(url, 200)} at {plain(endpoint, 200)} cannot be opened: {plain(error, 200)}") from None

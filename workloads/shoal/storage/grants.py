@@ -9,6 +9,7 @@ import base64
 import hashlib
 import hmac
 import json
+import time
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
@@ -17,8 +18,9 @@ from minio import Minio
 from minio.datatypes import PostPolicy
 
 from shoal.contracts.protocol import UploadGrant
-from shoal.contracts.run import RunConfig
-from shoal.storage.store import read_credentials
+from shoal.contracts.run import RunConfig, home
+from shoal.storage.identity import IdentityRefused, TokenServiceAway, identity_of
+from shoal.storage.store import StoreUnavailable
 
 STAGING_PATH = "/v1/staging"
 FIELDS = ("key", "policy", "signature")
@@ -77,11 +79,18 @@ def _s3_grant(config: RunConfig, full_key: str, max_bytes: int, expires_unix: fl
     spec = config.storage.s3
     assert spec is not None
     endpoint = urlsplit(spec.public_endpoint or spec.endpoint)
-    access_key, secret_key = read_credentials()
+    try:
+        keys = identity_of(spec, home()).keys(seconds=max(0.0, expires_unix - time.time()))
+    except (IdentityRefused, TokenServiceAway) as error:
+        raise StoreUnavailable(f"cannot grant an upload: {error}") from None
+    if keys.expires_unix is not None:
+        # The store refuses what was signed with keys that have ended: a grant that promised more would be a lie.
+        expires_unix = min(expires_unix, keys.expires_unix)
     client = Minio(
         endpoint.netloc,
-        access_key=access_key,
-        secret_key=secret_key,
+        access_key=keys.access_key,
+        secret_key=keys.secret_key,
+        session_token=keys.session_token,
         secure=endpoint.scheme == "https",
         region=spec.region,  # given, so that signing needs no request to the store
     )

@@ -9,9 +9,9 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import obstore
 import structlog
@@ -22,11 +22,16 @@ from shoal.contracts import keys
 from shoal.contracts.recipe import S3Storage
 from shoal.contracts.run import RunConfig, home
 from shoal.retries import Backoff, retrying
+from shoal.storage.identity import Identity, IdentityRefused, Keys, StaticKeys, identity_of
+
+if TYPE_CHECKING:
+    from obstore.store import S3Credential
 
 Answer = TypeVar("Answer")
 
 KEY_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
-S3_CODE = re.compile(r"<Code>(\w+)</Code>")
+S3_CODE = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
+"""In the answer to one request, or of one object in the answer to a deletion of several, whose status is 200."""
 MAX_KEY_LENGTH = 512  # S3 allows 1024 bytes; ours are far shorter
 CHUNK_BYTES = 8 << 20  # a streamed read holds this much at a time, and so does each part of an upload on its way
 UPLOADS = 8
@@ -63,12 +68,22 @@ class Store:
     """Objects of one run. Safe to use from several threads."""
 
     def __init__(
-        self, backend: LocalStore | S3Store, prefix: str, *, root: Path | None = None, deadline_seconds: float = 120.0
+        self,
+        backend: LocalStore | S3Store,
+        prefix: str,
+        *,
+        root: Path | None = None,
+        identity: Identity | None = None,
+        deadline_seconds: float = 120.0,
     ) -> None:
-        """`prefix` is put before every key; `root` is the folder of a folder store (its absence means the store is away)."""
+        """`prefix` is put before every key; `root` is the folder of a folder store (its absence means the store is away).
+
+        `identity` is who an S3 store is asked as: its refusals are said as they are, before the store is asked.
+        """
         self._backend = backend
         self._prefix = prefix.strip("/")
         self._root = root
+        self._identity = identity
         self._deadline_seconds = deadline_seconds
         self._bucket_seen = False
 
@@ -251,15 +266,21 @@ class Store:
                 # A put would create a folder that somebody moved away, and its objects would be lost when it came back.
                 if self._root is not None and not self._root.is_dir():
                     raise OSError(f"the store's folder {self._root.name!r} does not exist")
+                if self._identity is not None:
+                    self._identity.keys()
                 return action(full)
+            except IdentityRefused as error:
+                raise StoreUnavailable(f"cannot {what}: {error}") from None
             except (BaseError, OSError) as error:
                 absent = isinstance(error, NotFoundError | FileNotFoundError)
                 problem = self._why_not_there(error) if absent else error
                 if problem is None:
                     raise NotFound(key) from error
-                if isinstance(problem, PermissionDeniedError | UnauthenticatedError) or "403 Forbidden" in str(problem):
+                refusals = ("403 Forbidden", "(code: AccessDenied)")
+                refused = isinstance(problem, PermissionDeniedError | UnauthenticatedError)
+                if refused or any(each in str(problem) for each in refusals):
                     code = S3_CODE.search(str(problem))
-                    reason = f" ({code[1]})" if code else ""
+                    reason = f" ({code[1] or code[2]})" if code else ""
                     raise StoreUnavailable(f"cannot {what}: the store refuses our credentials{reason}") from problem
                 raise problem from None
 
@@ -314,8 +335,8 @@ def open_island_store(config: RunConfig, island: str, deadline_seconds: float = 
 def _open(config: RunConfig, prefix: str, folder: Path, deadline_seconds: float) -> Store:
     if config.storage.s3 is None:
         return open_folder(folder, prefix, deadline_seconds=deadline_seconds)
-    access_key, secret_key = read_credentials()
-    return open_s3(config.storage.s3, prefix, access_key, secret_key, deadline_seconds=deadline_seconds)
+    spec = config.storage.s3
+    return open_bucket(spec, prefix, identity_of(spec, home()), deadline_seconds=deadline_seconds)
 
 
 def open_folder(root: Path, prefix: str, *, deadline_seconds: float = 120.0) -> Store:
@@ -326,13 +347,18 @@ def open_folder(root: Path, prefix: str, *, deadline_seconds: float = 120.0) -> 
 def open_s3(
     spec: S3Storage, prefix: str, access_key: str, secret_key: str, *, deadline_seconds: float = 120.0
 ) -> Store:
+    """An S3-compatible store, asked with one pair of keys."""
+    return open_bucket(spec, prefix, StaticKeys(access_key, secret_key), deadline_seconds=deadline_seconds)
+
+
+def open_bucket(spec: S3Storage, prefix: str, identity: Identity, *, deadline_seconds: float = 120.0) -> Store:
     """An S3-compatible store, path-style (MinIO). obstore's own retries are off: ours say what they wait for, and `create` counts them."""
     backend = S3Store(
         bucket=spec.bucket,
         endpoint=spec.endpoint,
         region=spec.region,
-        access_key_id=access_key,
-        secret_access_key=secret_key,
+        # obstore asks for each request once keys have less than five minutes to live; what is asked keeps them.
+        credential_provider=lambda: _for_obstore(identity.keys()),
         virtual_hosted_style_request=False,
         copy_if_not_exists="multipart",  # a copy by parts may be completed on a condition, a plain one may not
         client_options={
@@ -344,13 +370,17 @@ def open_s3(
         },
         retry_config={"max_retries": 0},
     )
-    return Store(backend, prefix, deadline_seconds=deadline_seconds)
+    return Store(backend, prefix, identity=identity, deadline_seconds=deadline_seconds)
 
 
-def read_credentials() -> tuple[str, str]:
-    """Access key and secret key from the files `secrets/store/accessKey` and `secrets/store/secretKey`."""
-    folder = home() / "secrets" / "store"
-    return (folder / "accessKey").read_text().strip(), (folder / "secretKey").read_text().strip()
+def _for_obstore(keys_now: Keys) -> "S3Credential":
+    expires = keys_now.expires_unix
+    return {
+        "access_key_id": keys_now.access_key,
+        "secret_access_key": keys_now.secret_key,
+        "token": keys_now.session_token,
+        "expires_at": None if expires is None else datetime.fromtimestamp(expires, UTC),
+    }
 
 
 def _short(error: BaseException) -> str:

@@ -1,0 +1,226 @@
+"""Keys for an S3-compatible store: static ones from files, or temporary ones that a token service gives for a service account's token.
+
+The exchange is `AssumeRoleWithWebIdentity` of the AWS Security Token Service (API version 2011-06-15), which MinIO has too. A kubelet renews the
+token's file. The token travels in the body of one request, never in a URL, a log or an error. Keys are asked for again when two thirds of their life
+are over, by one thread; the others go on with the keys at hand. While the service is away, keys are used until they end. The cost is one exchange in
+40 minutes for each process that uses the store, whatever the run's size.
+"""
+
+import functools
+import html
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlencode
+
+import structlog
+import urllib3
+
+from shoal.contracts.recipe import S3Storage, WorkloadIdentity
+from shoal.retries import Backoff
+
+TOKEN_FILE = "token"  # noqa: S105 - a file's name
+REQUEST_SECONDS = 10.0
+MAX_ANSWER_BYTES = 64 << 10
+MAX_REASON = 300
+RENEWED_AFTER = 2 / 3
+"""Share of their life after which keys are asked for again."""
+PAUSES = Backoff(1.0, 60.0)
+PASSING_CODES = (
+    "ExpiredTokenException",
+    "ExpiredToken",
+    "IDPCommunicationError",
+    "Throttling",
+    "ThrottlingException",
+    "SlowDown",
+)
+"""Refusals that another try may fix: a kubelet renews its token, an identity provider comes back."""
+
+
+class IdentityRefused(RuntimeError):
+    """There are no keys for the store, and another try does not help; the message says what is missing or who refuses, and why."""
+
+
+class TokenServiceAway(OSError):
+    """The token service did not answer, or answered that it cannot now: another try may help."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What requests to the store are signed with. Its text shows nothing of it."""
+
+    access_key: str = field(repr=False)
+    secret_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    """Travels with each request; by itself it opens nothing."""
+    expires_unix: float | None = None
+
+
+class Identity(Protocol):
+    """Who the store is asked as."""
+
+    def keys(self, seconds: float = 0.0) -> Keys:
+        """Keys that hold for `seconds` more, if the service gives such; raises IdentityRefused and TokenServiceAway."""
+
+
+@dataclass(frozen=True)
+class StaticKeys:
+    """One pair of keys, for good."""
+
+    access_key: str = field(repr=False)
+    secret_key: str = field(repr=False)
+
+    def keys(self, seconds: float = 0.0) -> Keys:
+        return Keys(self.access_key, self.secret_key)
+
+
+class WebIdentity:
+    """Temporary keys for the token in a file. Safe to use from several threads.
+
+    Args:
+        spec: the role, and the service that gives keys for it.
+        token_file: the service account's token; read for each exchange.
+        session: how the store's audit log calls whoever asks: at most 64 letters, digits and `=,.@_-`.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self, spec: WorkloadIdentity, token_file: Path, session: str, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._spec = spec
+        self._token_file = token_file
+        self._session = re.sub(r"[^\w=,.@-]", "-", session, flags=re.ASCII)[:64]
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._held: Keys | None = None
+        self._renew_unix = 0.0
+        self._failures = 0
+
+    def keys(self, seconds: float = 0.0) -> Keys:
+        """Keys that hold for `seconds` more where their whole life is longer; raises IdentityRefused and TokenServiceAway."""
+        held = self._held
+        if held is not None and self._is_fresh(held, seconds):
+            return held
+        # Whoever still has keys that hold does not wait for the thread that asks for others.
+        if not self._lock.acquire(blocking=held is None or not self._holds(held, seconds)):
+            assert held is not None
+            return held
+        try:
+            held = self._held
+            if held is not None and self._is_fresh(held, seconds):
+                return held
+            return self._renewed(held)
+        finally:
+            self._lock.release()
+
+    def _renewed(self, held: Keys | None) -> Keys:
+        now = self._clock()
+        try:
+            fresh = _exchange(self._spec, self._token_file, self._session)
+        except (IdentityRefused, TokenServiceAway) as error:
+            if held is None or not self._holds(held, 0.0):
+                raise
+            self._failures += 1
+            self._renew_unix = now + PAUSES.after(self._failures)
+            left = (held.expires_unix or now) - now
+            structlog.get_logger().warning("store keys not renewed", error=str(error), seconds_left=round(left))
+            return held
+        assert fresh.expires_unix is not None
+        self._failures = 0
+        self._held, self._renew_unix = fresh, now + RENEWED_AFTER * (fresh.expires_unix - now)
+        return fresh
+
+    def _is_fresh(self, held: Keys, seconds: float) -> bool:
+        return self._clock() < self._renew_unix and self._holds(held, seconds)
+
+    def _holds(self, held: Keys, seconds: float) -> bool:
+        assert held.expires_unix is not None
+        return self._clock() + seconds < held.expires_unix
+
+
+def identity_of(spec: S3Storage, pod: Path) -> Identity:
+    """Who this process asks the store as: the files in `secrets/store/` decide between keys of its own and the run's workload identity.
+
+    `pod` is the pod's folder (`SHOAL_HOME`). A part with keys of its own (`ui.credentialsSecret`) uses them. All stores and grants of a process share
+    what one exchange gave.
+    """
+    folder = pod / "secrets" / "store"
+    if spec.workload_identity is None or (folder / "accessKey").exists():
+        return read_static(folder)
+    return _shared(spec.workload_identity, folder / TOKEN_FILE, os.environ.get("SHOAL_POD") or "shoal")
+
+
+def read_static(folder: Path) -> StaticKeys:
+    """Keys from the files `accessKey` and `secretKey`; raises OSError."""
+    return StaticKeys((folder / "accessKey").read_text().strip(), (folder / "secretKey").read_text().strip())
+
+
+@functools.cache
+def _shared(spec: WorkloadIdentity, token_file: Path, session: str) -> WebIdentity:
+    return WebIdentity(spec, token_file, session)
+
+
+def _exchange(spec: WorkloadIdentity, token_file: Path, session: str) -> Keys:
+    """One request to the token service; raises IdentityRefused and TokenServiceAway."""
+    try:
+        token = token_file.read_text().strip()
+    except OSError as error:
+        why = f"there is no service account token at {token_file} ({error.strerror})"
+        raise IdentityRefused(f"{why}: the pod needs the projected volume of storage.s3.workloadIdentity") from None
+    asked = {
+        "Action": "AssumeRoleWithWebIdentity",
+        "Version": "2011-06-15",
+        "RoleArn": spec.role_arn,
+        "RoleSessionName": session,
+        "WebIdentityToken": token,
+    }
+    if spec.duration_seconds is not None:
+        asked["DurationSeconds"] = str(spec.duration_seconds)
+    where = f"token service {spec.sts_endpoint}"
+    try:
+        status, answer = _post(spec.sts_endpoint, urlencode(asked))
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise TokenServiceAway(f"{where} does not answer: {_plain(str(error), token)}") from None
+    if status == 200:
+        found = {name: _text(answer, name) for name in ("AccessKeyId", "SecretAccessKey", "SessionToken", "Expiration")}
+        if lacking := [name for name, value in found.items() if not value]:
+            raise IdentityRefused(f"{where} answers without {', '.join(lacking)}: it is no security token service")
+        try:
+            expires = datetime.fromisoformat(found["Expiration"])
+        except ValueError:
+            raise IdentityRefused(f"{where} answers with an Expiration that is no time") from None
+        expires_unix = (expires if expires.tzinfo else expires.replace(tzinfo=UTC)).timestamp()
+        return Keys(found["AccessKeyId"], found["SecretAccessKey"], found["SessionToken"], expires_unix)
+    code, reason = _text(answer, "Code"), _text(answer, "Message")
+    said = _plain(": ".join(each for each in (code, reason) if each) or f"status {status}", token)
+    if status >= 500 or status == 429 or code in PASSING_CODES:
+        raise TokenServiceAway(f"{where} cannot give keys now: {said}")
+    raise IdentityRefused(f"{where} refuses role {spec.role_arn} to service account {spec.service_account}: {said}")
+
+
+def _post(url: str, body: str) -> tuple[int, str]:
+    with urllib3.PoolManager(timeout=REQUEST_SECONDS, retries=False) as client:
+        headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/xml"}
+        answer = client.request("POST", url, body=body, headers=headers, redirect=False, preload_content=False)
+        try:
+            return answer.status, answer.read(MAX_ANSWER_BYTES).decode(errors="replace")
+        finally:
+            answer.close()
+
+
+def _text(answer: str, element: str) -> str:
+    """Text of an element of the service's XML: flat, each name once. No parser, as a parser would also read what else is sent."""
+    found = re.search(rf"<{element}>([^<]*)</{element}>", answer)
+    return html.unescape(found[1]).strip() if found else ""
+
+
+def _plain(text: str, token: str) -> str:
+    """One short line without the token."""
+    shown = text.replace(token, "(token)") if token else text
+    return re.sub(r"[^\x20-\x7e]+", " ", shown)[:MAX_REASON]
