@@ -1,7 +1,7 @@
 """What a release publishes, installed as a person does: `helm install oci://...` from a registry, with pods that run the digests of the chart's lock.
 
-The registry is Debian's docker-registry on a loopback address, so this needs the node on this machine. The figures go to benchmarks/results/release.json
-by hand: they are printed.
+The registry is Debian's docker-registry on a loopback address, so this needs the node on this machine. Figures for benchmarks/results/release.json are
+printed (`-s`).
 """
 
 import json
@@ -9,16 +9,17 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from kube_client import Kube
 from tools.release import plan as planned
 from tools.release import programs, steps
 from tools.release.plan import ReleasePlan
 
 from e2e import clusters
-from e2e.conftest import CURRENT
+from e2e.conftest import CURRENT, TOUCHED, open_space
 from e2e.release import INSTALL_SECONDS, NAME, Release
 from e2e.space import Space
 from helm import run_helm
@@ -84,13 +85,24 @@ def test_the_chart_in_the_registry_is_the_packed_one_and_its_lock_has_the_regist
     assert f"{plan.registry}/shoal/operator:{CURRENT}@{lock['digests'][f'shoal/operator:{CURRENT}']}" in printed
 
 
+@pytest.fixture
+def empty_space(
+    request: pytest.FixtureRequest, cluster: clusters.Cluster, kube: Kube, image: Callable[[str], str]
+) -> Iterator[Space]:
+    """A namespace on a node that no image was imported into for this test."""
+    with open_space(request.config, cluster.kubeconfig, kube, image, "published") as made:
+        request.node.stash[TOUCHED] = [made.name]
+        yield made
+
+
 def test_helm_install_from_the_registry_brings_ready_operators_of_the_locked_digest(
     published: tuple[ReleasePlan, steps.ReleaseFolder, str],
-    space: Space,
+    empty_space: Space,
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
     plan, work, _ = published
+    space = empty_space
     release = Release(space, tmp_path)
     locked = json.loads((work.files / "images.lock.json").read_text())["digests"][f"shoal/operator:{CURRENT}"]
     started = time.monotonic()

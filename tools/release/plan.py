@@ -178,7 +178,7 @@ def problems(plan: ReleasePlan, facts: Facts) -> list[str]:
 def lock(plan: ReleasePlan, digests: Mapping[str, str], earlier: Mapping[str, Any]) -> dict[str, Any]:
     """The chart's `files/images.lock.json`: its registry, and digests by image. Those of an earlier release's lock stay: runs may still be of it.
 
-    Costs some 100 bytes an image and release, in the operator's arguments too. Raises CannotRelease when the earlier lock has another digest for one
+    Costs about 100 bytes an image and release, in the operator's arguments too. Raises CannotRelease when the earlier lock has another digest for one
     of this release's images.
     """
     digest = re.compile(r"sha256:[0-9a-f]{64}")

@@ -55,7 +55,7 @@ def exemptions(document: Any) -> list[Exemption]:
 def refusals(reports: Mapping[str, Any], excepted: list[Exemption], today: date) -> list[str]:
     """A line for each vulnerability that the policy refuses, by subject (an image's key or a file).
 
-    `reports` are grype's JSON documents. Raises CannotRelease for one that is no such document: silence is no proof.
+    `reports` are grype's JSON documents. Raises CannotRelease for one that is no such document: an empty answer proves nothing.
     """
     lines = []
     allowed = {(one.vulnerability, one.package): one for one in excepted}

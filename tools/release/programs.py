@@ -69,7 +69,7 @@ def checkout(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         archive, made = Path(scratch) / "source.tar", Path(scratch) / "source"
         made.mkdir()
-        run(["git", "archive", "--output", archive, "HEAD"])
+        run(["git", "-c", "tar.umask=0022", "archive", "--output", archive, "HEAD"])
         run(["tar", "-xf", archive, "-C", made])
         made.rename(folder)
 
@@ -119,7 +119,8 @@ class RegistryClient:
         try:
             return list(json.loads(run(["skopeo", "list-tags", *self.tls, f"docker://{repository}"]))["Tags"] or [])
         except CannotRelease as refused:
-            if "name unknown" in str(refused) or "NAME_UNKNOWN" in str(refused):
+            # Registries and versions of skopeo say it in different ways.
+            if any(said in str(refused).lower() for said in ("name unknown", "name_unknown", "404 (not found)")):
                 return []
             raise
 

@@ -1,7 +1,7 @@
 """Makes a release, step after step, in a folder that remembers what is done: a release that was stopped goes on where it was.
 
 Up to `index` nothing has the names that people use. Images of single architectures are pushed as `role:1.2.3-amd64`; the chart, which alone names the
-others, comes last but for signatures. A whole release of nine roles costs 15 minutes on two cores with all layers there, and 2 GB of disk.
+others, comes last except for signatures. A whole release of nine roles costs 15 minutes on two cores with all layers there, and 2 GB of disk.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class ReleaseFolder:
                 f"{name} {held.get(name)!r}, now {value!r}" for name, value in what.items() if held.get(name) != value
             ]
             raise CannotRelease(
-                f"{self.folder} holds a release with {'; '.join(wrong)}; remove the folder to begin anew"
+                f"{self.folder} holds a release with {'; '.join(wrong)}; remove the folder to begin again"
             )
         self.files.mkdir(parents=True, exist_ok=True)
         self.once("begin", lambda: what)
