@@ -1,7 +1,7 @@
 """What a release publishes, installed as a person does: `helm install oci://...` from a registry, with pods that run the digests of the chart's lock.
 
-The registry is Debian's docker-registry on a loopback address, so this needs the node on this machine. Figures for benchmarks/results/release.json are
-printed (`-s`).
+The registry is Debian's docker-registry on a loopback address, so this needs the node on this machine.
+Figures for benchmarks/results/release.json are printed (`-s`).
 """
 
 import json
