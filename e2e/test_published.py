@@ -31,8 +31,8 @@ def registry(cluster: clusters.Cluster, tmp_path_factory: pytest.TempPathFactory
     """Host and port of a registry that the node's containerd reaches."""
     if not isinstance(cluster, clusters.LocalCluster):
         pytest.skip("a registry of this machine is not reached from nodes elsewhere")
-    program = os.environ.get("REGISTRY_PROGRAM") or shutil.which("docker-registry")
-    if program is None or shutil.which("skopeo") is None:
+    program = os.environ.get("REGISTRY_PROGRAM") or shutil.which("docker-registry") or ""
+    if not program or shutil.which("skopeo") is None:
         lacking("docker-registry or skopeo", "apt-get install -y docker-registry skopeo")
     folder = tmp_path_factory.mktemp("registry")
     network = Loopback()

@@ -41,7 +41,7 @@ def run(
     called = " ".join([Path(words[0]).name, *words[1:]])[:300]
     try:
         done = subprocess.run(
-            words, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=seconds, stdin=subprocess.DEVNULL
+            words, cwd=cwd, env=os.environ | dict(settings or {}), capture_output=True, text=True, check=False, timeout=seconds, stdin=subprocess.DEVNULL
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise CannotRelease(
@@ -76,7 +76,7 @@ def checkout(folder: Path) -> None:
 
 def python_packages(source: Path, folder: Path, epoch: str) -> dict[str, bytes]:
     """Wheel and sdist of a source folder by file name. The same source and epoch (seconds) give the same bytes."""
-    run([sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=source, SOURCE_DATE_EPOCH=epoch)
+    run([sys.executable, "-m", "hatchling", "build", "-d", folder], cwd=source, settings={"SOURCE_DATE_EPOCH": epoch})
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
@@ -91,7 +91,7 @@ def build_image(plan: ReleasePlan, image: PublishedImage, architecture: str, sou
         "PUSH": str(pushed),
         "GIT_DIR": git("rev-parse", "--absolute-git-dir"),  # the image's label names the commit
     }
-    run([source / "tools/images.sh", image.role], cwd=source, seconds=BUILD_SECONDS, **settings)
+    run([source / "tools/images.sh", image.role], cwd=source, seconds=BUILD_SECONDS, settings=settings)
     return (pushed / f"{image.key}-{architecture}").read_text().strip()
 
 
@@ -230,7 +230,10 @@ def bill_of_wheel(wheel: Path, version: str, to: Path) -> None:
 
 def _syft(arguments: list[str], to: Path) -> None:
     partial = to.with_suffix(".partial")
-    run([tool("syft"), "scan", *arguments, "--quiet", "-o", f"spdx-json={partial}"], SYFT_CHECK_FOR_APP_UPDATE="false")
+    run(
+        [tool("syft"), "scan", *arguments, "--quiet", "-o", f"spdx-json={partial}"],
+        settings={"SYFT_CHECK_FOR_APP_UPDATE": "false"},
+    )
     if not json.loads(partial.read_text()).get("packages"):
         raise CannotRelease(f"syft found no package in {arguments[0]}")
     partial.rename(to)
@@ -239,7 +242,7 @@ def _syft(arguments: list[str], to: Path) -> None:
 def scanner_problem() -> str:
     """Why grype cannot scan here, or empty. Fetches its database where that is older than grype allows."""
     try:
-        run([tool("grype"), "db", "update"], GRYPE_CHECK_FOR_APP_UPDATE="false")
+        run([tool("grype"), "db", "update"], settings={"GRYPE_CHECK_FOR_APP_UPDATE": "false"})
     except CannotRelease as refused:
         return str(refused)[-400:].replace("\n", " ")
     return ""
@@ -249,8 +252,10 @@ def scan(bills: Mapping[str, Path]) -> tuple[dict[str, Any], str]:
     """Grype's report on each bill, and the day of its database."""
     program = tool("grype")
     reports = {
-        subject: json.loads(run([program, f"sbom:{bill}", "-o", "json", "--quiet"], GRYPE_DB_AUTO_UPDATE="false"))
+        subject: json.loads(
+            run([program, f"sbom:{bill}", "-o", "json", "--quiet"], settings={"GRYPE_DB_AUTO_UPDATE": "false"})
+        )
         for subject, bill in bills.items()
     }
-    status = json.loads(run([program, "db", "status", "-o", "json"], GRYPE_DB_AUTO_UPDATE="false"))
+    status = json.loads(run([program, "db", "status", "-o", "json"], settings={"GRYPE_DB_AUTO_UPDATE": "false"}))
     return reports, str(status.get("built", "an unknown day"))
