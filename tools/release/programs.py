@@ -34,23 +34,35 @@ def run(
     cwd: Path = ROOT,
     seconds: float = CALL_SECONDS,
     exact: bool = False,
-    **environment: str,
+    settings: Mapping[str, str] | None = None,
 ) -> str:
-    """What a program prints, or its messages if it prints nothing and `exact` is not asked. Raises CannotRelease when it fails or takes too long."""
+    """What a program prints, or its messages if it prints nothing and `exact` is not asked. Raises CannotRelease when it fails or takes too long.
+
+    `settings` are environment variables beside those of this process.
+    """
     words = [str(word) for word in command]
     called = " ".join([Path(words[0]).name, *words[1:]])[:300]
+    environment = os.environ | dict(settings or {})
     try:
         done = subprocess.run(
-            words, cwd=cwd, env=os.environ | dict(settings or {}), capture_output=True, text=True, check=False, timeout=seconds, stdin=subprocess.DEVNULL
-        )  # fmt: skip
+            words,
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=seconds,
+        )
+    except FileNotFoundError:
+        raise CannotRelease(f"{words[0]} is not here; on Debian: apt-get install -y {words[0]}") from None
     except subprocess.TimeoutExpired:
         raise CannotRelease(
             f"{called} did not end within {seconds:.0f} s; see what it waits for, and release again"
         ) from None
     if done.returncode != 0:
-        raise CannotRelease(
-            f"{called} ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-SAID_CHARACTERS:]}"
-        )
+        said = (done.stderr or done.stdout).strip()[-SAID_CHARACTERS:]
+        raise CannotRelease(f"{called} ended with {done.returncode}: {said}")
     return done.stdout if exact or done.stdout.strip() else done.stderr
 
 
