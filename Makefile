@@ -1,7 +1,7 @@
 # Each target is one command and does its own set-up. `make` alone lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo check test soak e2e lint types format lock crds docs observability bench bench-broadcast bench-diloco bench-inference bench-ledger bench-operator bench-prime bench-recovery bench-toploc bench-trainer bench-trust bench-vineppo bench-workers reproduce rehearse golden gpu gpu-wheels tools images base-image setup clean bench-release
+.PHONY: help demo check test soak e2e lint types format lock crds docs observability bench bench-broadcast bench-diloco bench-inference bench-ledger bench-operator bench-prime bench-recovery bench-toploc bench-trainer bench-trust bench-vineppo bench-workers reproduce rehearse golden gpu gpu-wheels tools images base-image setup clean bench-release release
 
 PYTHON := .venv/bin/python
 # Two threads of torch or vLLM on two shared cores are slower than one.
@@ -135,6 +135,9 @@ images: ## build the images of images/ with buildah, podman or docker (ROLES="op
 
 base-image: ## a base for them from Debian's packages, for machines without a container registry
 	@tools/images.sh --base
+
+release: setup ## make, publish and sign a release: VERSION=1.2.3 REGISTRY=host KEY=cosign.key, ARGS="--dry-run" and others (docs/adr/0098)
+	@$(PYTHON) -m tools.release "$(VERSION)" --registry "$(REGISTRY)" --key "$(KEY)" $(ARGS)
 
 setup: ## system packages and .venv; every other target does this by itself (VARIANT=cuda: for NVIDIA's GPUs)
 	@tools/setup.sh

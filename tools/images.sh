@@ -11,7 +11,8 @@
 # others are tagged 1.2.3-arm64, and are built in emulation: images/README.md). Settings of this machine that a build needs (its certificates, apt's and
 # pip's configuration) go in as build secrets and into no layer. Prints name and compressed size of each, and leaves archives in .cache/images for
 # `docker load` and `ctr images import`: one an image, and runtime.tar for those that share the runtime's layers, with each layer once. PLAIN=1 spares
-# compressing archives only to weigh them: the sizes are then those of the archives.
+# compressing archives only to weigh them: the sizes are then those of the archives. PUSH=FOLDER leaves no archives: it pushes each image to REPOSITORY's
+# registry as role:1.2.3-amd64 (role:1.2.3-cuda-arm64 and so on), and writes its digest to FOLDER/role-amd64. A registry of this machine is spoken to without TLS.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -45,6 +46,15 @@ if [[ $arch != "$own" ]]; then
     [[ $builder == docker ]] || { grep -qx enabled "$registered" && grep -q '^flags:.*F' "$registered"; } 2>/dev/null ||
         fail "images for $arch run programs of $arch as they are built, and this machine ($own) runs none; on Debian: apt-get install -y qemu-user-static" \
             "binfmt-support, then see that /proc/sys/fs/binfmt_misc is mounted; or build on a machine of $arch"
+fi
+
+push=${PUSH:-}
+insecure=()
+if [[ -n $push ]]; then
+    [[ $builder != docker ]] || fail "docker does not say the digest of what it pushes; PUSH needs buildah or podman"
+    [[ ${REPOSITORY:-} == */* ]] || fail "PUSH needs a registry in REPOSITORY, such as registry.example.org/shoal"
+    [[ ! $REPOSITORY =~ ^(localhost|127\.[0-9.]+)[:/] ]] || insecure=(--tls-verify=false)
+    mkdir -p "$push"
 fi
 
 local_base=localhost/shoal-base:bookworm$foreign
@@ -103,6 +113,7 @@ variant=${VARIANT:-cpu}
 arguments+=(--build-arg "VARIANT=$variant")
 suffix=
 [[ $variant == cpu ]] || suffix=-$variant
+variant_suffix=$suffix
 suffix+=$foreign
 on_runtime=" trainer worker validator "
 
@@ -143,6 +154,15 @@ build() {  # $1: role
         { cat "$scratch/log" >&2; fail "$name was not built$([[ -n $base ]] || echo "; where no registry has the base of its Dockerfile, make one first: make base-image${foreign:+ ARCH=$arch}")"; }
 }
 
+push() {  # $1: role
+    local name to
+    name=$(name_of "$1")
+    to=${name%"$foreign"}-$arch
+    say "pushing $to"
+    "$builder" push -q "${insecure[@]}" --digestfile "$scratch/digest" "$name" "docker://$to"
+    mv "$scratch/digest" "$push/$1$([[ $on_runtime == *" $1 "* ]] && echo "$variant_suffix" || true)-$arch"
+}
+
 plain=${PLAIN:-}
 weigh() { if [[ -n $plain ]]; then wc -c; else gzip -1 | wc -c; fi; }  # of an archive at stdin, as it travels
 report() {  # $1: name, $2: bytes, $3: when its build began, $4: archive
@@ -151,7 +171,7 @@ report() {  # $1: name, $2: bytes, $3: when its build began, $4: archive
 
 # The runtime of the same files is not built again: to see that nothing changed, buildah would read all its gigabytes.
 runtime_inputs=$(cat images/runtime/Dockerfile images/install.sh requirements/bootstrap.lock "requirements/images/runtime-$variant.lock" <(echo "$base${foreign:+ $arch}") | sha256sum)
-runtime_known=$repository/runtime:${variant}-${runtime_inputs:0:16}
+runtime_known=shoal/runtime:${variant}-${runtime_inputs:0:16}
 
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 sharing=()
@@ -168,6 +188,8 @@ for role in "${wanted[@]}"; do
     if [[ $role == runtime ]]; then
         "$builder" tag "$name" "$runtime_known"
         say "$name is built, $((SECONDS - started)) s"
+    elif [[ -n $push ]]; then
+        push "$role"
     elif [[ $on_runtime == *" $role "* ]]; then
         sharing+=("$name")
         say "$name is built, $((SECONDS - started)) s"
