@@ -1,8 +1,9 @@
 """Whether a Python program prints the same on every machine: whole numbers, texts, lists, conditions and loops, and nothing else.
 
-In: source. Out: yes or no, by its syntax alone; nothing is run. What such a program prints follows from the language's definition. It has no floating
-point, because the C library rounds powers, and no object that prints an address. It has no import, attribute, function, class or exception of its own,
-and calls a few functions of Python alone. So whoever claims another output lies. Called by `interpreter`; a program that is not exact is judged more gently.
+In: source. Out: yes or no, by its syntax alone; nothing is run. What such a program prints follows from the language's definition. It has no
+floating point, because the C library rounds powers, and no object that prints an address. It has no import, attribute, function, class or exception
+of its own, and calls a few functions of Python alone. So whoever claims another output lies. Called by `interpreter`; a program that is not exact is
+judged more gently.
 """
 
 import ast
