@@ -128,7 +128,7 @@ def stopped_early(made: TurnScenario, rows: Sequence[Rollout]) -> list[Rollout]:
 EDITED: dict[str, tuple[Callable[[TurnScenario, Sequence[Rollout]], list[Rollout]], str]] = {
     "answers marked as sampled": (answers_as_sampled, "tools"),
     "the end of a turn marked as given": (end_of_turn_as_given, "tools"),
-    "an answer edited after the fact": (edited_afterwards, "computation"),
+    "an answer edited after the fact": (edited_afterwards, "tools"),
     "a transcript replayed from the same task": (replayed(1), "redraw"),
     "a transcript replayed from another task": (replayed(2), "redraw"),
     "proofs of the last turn missing": (without_last_proof, "computation"),

@@ -1,7 +1,7 @@
 """A policy that writes what a script says, turn after turn, and the file that a worker makes with it.
 
 A trained model would write the turns that it learnt; adversaries need turns of every kind. So the policy is an automaton in the shape of a model: its
-hidden states depend on all tokens before them, its head draws the script's next token, and each turn begins with one letter of eight, by the row's
+hidden states depend on all tokens before them, its head draws the script's next token, and each turn begins with one letter of 24, by the row's
 seed. Proofs, draws and probabilities are checked as of any model. Rows are made by the worker's own episodes (`tool_episodes.play`).
 """
 
@@ -49,11 +49,11 @@ END = tiny_policy.EOS
 EOS = frozenset({END})
 TEMPLATE = (
     "{% if tools %}<tool_call></tool_call>{% for tool in tools %}{{ tool.function.name }} {% endfor %}{% endif %}"
-    "{% for message in messages %}{{ message.role }}:{{ message.content }}{% if message.role == 'assistant' %}<eos>{% endif %}"
-    "\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    "{% for message in messages %}{{ '\\n' }}{{ message.role }}:{{ message.content }}{% if message.role == 'assistant' %}<eos>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '\\n' }}assistant:{% endif %}"
 )
 TURN_BEGINS = "\nassistant:"
-LETTERS = "ABCDEFGH"
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWX"
 HIDDEN, VOCABULARY = 128, 258
 REST = "Answer: 42"
 LEASE = tool_policy.LEASE
@@ -84,12 +84,13 @@ class Scripted(torch.nn.Module):
         letters = [self.tokens(tokenizer, letter)[0] for letter in LETTERS]
         weight = torch.randn(VOCABULARY, HIDDEN, generator=draw)
         basis, _ = torch.linalg.qr(torch.randn(HIDDEN, len(letters), generator=draw))
+        weight -= weight @ basis @ basis.T  # no other token is likely where a letter is
         weight[letters] = basis.T * HIDDEN**0.5
         self.lm_head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False)
         self.lm_head.weight = torch.nn.Parameter(weight)
         for parameter in self.parameters():
             parameter.requires_grad_(False)
-        self.noise = 0.05 * torch.randn(997, HIDDEN, generator=draw)
+        self.noise = 0.005 * torch.randn(997, HIDDEN, generator=draw)
         self.begin = 10.0 * basis.sum(dim=1)
         self.marker = self.tokens(tokenizer, TURN_BEGINS)
         self.config = SimpleNamespace(vocab_size=VOCABULARY)
