@@ -88,7 +88,7 @@ class Workshop:
         """Prompt tokens of a task."""
         return prompt_tokens(self.tokenizer, self.environment, task, target_length, None)
 
-    def score(self, task: Task, tokens: Sequence[int]) -> float | None:
+    def score(self, task: Task, tokens: Sequence[int], mask: Sequence[bool]) -> float | None:
         """Task reward of a completion."""
         found = self.environment.score(task, completion_text(self.tokenizer, tokens, self.eos_token_ids))
         return found.task_reward if isinstance(found, Score) else None

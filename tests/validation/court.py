@@ -85,7 +85,7 @@ class Court:
     def rows(self, completions: list[Completion], version: int = VERSION) -> list[Rollout]:
         """The file that an honest worker would make of these completions."""
 
-        def score(task: Any, tokens: Any) -> float | None:
+        def score(task: Any, tokens: Any, mask: Any) -> float | None:
             text = completion_text(self.facts.tokenizer, tokens, self.facts.eos_token_ids)
             found = self.facts.environment.score(task, text)
             return found.task_reward if isinstance(found, Score) else None

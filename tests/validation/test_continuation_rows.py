@@ -40,7 +40,7 @@ class VineCourt:
         planned += plan_continuations(planned, parents, PUBLIC)
         return assemble(planned, [*parents, *continued], tiny_policy.LEASE, PUBLIC, VERSION, self.score)
 
-    def score(self, task: object, tokens: Sequence[int]) -> float | None:
+    def score(self, task: object, tokens: Sequence[int], mask: Sequence[bool]) -> float | None:
         text = completion_text(self.facts.tokenizer, tokens, self.facts.eos_token_ids)
         found = self.facts.environment.score(task, text)
         return found.task_reward if isinstance(found, Score) else None

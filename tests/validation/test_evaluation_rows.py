@@ -62,7 +62,7 @@ class Bench:
     def rows(self, answers: Sequence[Completion] | None = None, version: int = VERSION) -> list[Rollout]:
         facts = self.court.facts
 
-        def score(task: object, tokens: Sequence[int]) -> float | None:
+        def score(task: object, tokens: Sequence[int], mask: Sequence[bool]) -> float | None:
             text = completion_text(facts.tokenizer, tokens, facts.eos_token_ids)
             found = facts.environment.score(task, text)
             return found.task_reward if isinstance(found, Score) else None

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +122,10 @@ def tool_scenario() -> ToolScenario:
     return ToolScenario()
 
 
-def publish_policy(home: Path) -> Any:
+def publish_policy(home: Path, teach: Callable[[Path], Any] = taught_policy) -> Any:
     """The taught policy as VERSION in `weights/`, as the fetcher leaves it."""
     partial = home / "weights" / "partial"
-    model = taught_policy(partial)
+    model = teach(partial)
     manifest = WeightsManifest(
         run="tiny", version=VERSION, model="tiny-model", sha256=DIGEST, open_digest="0" * 64, shards=["0" * 64]
     )

@@ -11,8 +11,8 @@ from shoal_operator.engine.cluster import Object
 
 COMPONENT = "runner"
 
-JUDGE_PROGRAMS = frozenset({"code"})
-"""Shipped environments that run programs. Of others nothing is known here: whoever brings one says `spec.runner`."""
+JUDGE_PROGRAMS = frozenset({"code", "interpreter"})
+"""Shipped environments that run programs, of answers or of calls. Of others nothing is known here: whoever brings one says `spec.runner`."""
 
 
 def runner_count(run: TrainingRun) -> int:

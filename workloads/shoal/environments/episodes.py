@@ -10,6 +10,8 @@ The rules are those of `Tools`, which workers follow and validators check, token
   the output would not leave room for one more token below the length limit.
 - Every other stretch ends with an end-of-sequence token ("stop") or at the limit ("length"), and the completion with it. Tokens of tools count
   towards the limit.
+
+An environment whose calls end the model's turn, and whose answers are messages of the chat template, has `turns` instead of these rules.
 Pure, except for the environment's tools.
 """
 
@@ -17,11 +19,13 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Protocol, runtime_checkable
 
+from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.rollouts import sampled_stretches
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Unscorable
 from shoal.environments.prompts import encode_text
-from shoal.environments.tokens import Tokenizer
+from shoal.environments.tokens import Tokenizer, completion_text
+from shoal.environments.turns import Turns, WithTurns
 
 SPARE_TOKENS = 4
 """More than a stop text has bytes: what a decoder trims at the edge of a window must not hide the text."""
@@ -44,6 +48,8 @@ class WithTools(Protocol):
 class Tools:
     """The tools of an environment for one tokenizer."""
 
+    by_turns = False
+
     def __init__(self, environment: WithTools, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> None:
         if not environment.stop or not all(environment.stop):
             raise ValueError(f"an environment with tools has stop texts, and none is empty: {environment.stop!r}")
@@ -61,6 +67,14 @@ class Tools:
             return False
         tail = self._decode(tokens[-self._window :])
         return any(text in tail for text in self._environment.stop)
+
+    def asks(self, finish_reason: str) -> bool:
+        """Whether a stretch that ended so may end with a call."""
+        return finish_reason == "unanswered"
+
+    def turn_room(self, room: int) -> int:
+        """Most tokens of the next stretch. `room`: those that the completion may still take."""
+        return room
 
     def output(
         self, task: Task, tokens: Sequence[int], mask: Sequence[bool], limit: int
@@ -148,9 +162,31 @@ class Tools:
         return repr(self._decode(tokens)[:80])
 
 
-def tools_of(environment: object, tokenizer: Tokenizer, eos_token_ids: frozenset[int]) -> Tools | None:
-    """The tools of an environment, None when it has none."""
+EpisodeTools = Tools | Turns
+"""Both have the same members: what a worker asks while it samples, and what a validator checks."""
+
+
+def has_tools(environment: object) -> bool:
+    """Whether its model may call anything."""
+    return isinstance(environment, WithTools | WithTurns)
+
+
+def tools_of(
+    environment: object, tokenizer: Tokenizer, eos_token_ids: frozenset[int], terms: PromptTerms | None = None
+) -> EpisodeTools | None:
+    """The tools of an environment, None when it has none. Raises BadPrompt where the run's prompts (`terms`) have no place for answers."""
+    if isinstance(environment, WithTurns):
+        return Turns(environment, tokenizer, eos_token_ids, terms)
     return Tools(environment, tokenizer, eos_token_ids) if isinstance(environment, WithTools) else None
+
+
+def scored_text(
+    tools: EpisodeTools | None, tokenizer: Tokenizer, tokens: Sequence[int], mask: Sequence[bool], ends: frozenset[int]
+) -> str:
+    """The text of a completion that its environment scores: all of it, or of turns what the model wrote (`turns.episode_text`)."""
+    if isinstance(tools, Turns):
+        return tools.answer_text(tokens, mask)
+    return completion_text(tokenizer, tokens, ends)
 
 
 def _expected(output: list[int] | None) -> str:

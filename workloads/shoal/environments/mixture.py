@@ -22,7 +22,7 @@ from shoal.environments.base import (
     runs_programs,
     sources_of,
 )
-from shoal.environments.episodes import WithTools
+from shoal.environments.episodes import has_tools
 
 if TYPE_CHECKING:
     from shoal.contracts.mixture import SourceTerms
@@ -39,7 +39,7 @@ class Mixture:
     def __init__(self, parts: Mapping[str, Environment]) -> None:
         self._parts = dict(parts)
         for name, part in self._parts.items():
-            if isinstance(part, WithTools):
+            if has_tools(part):
                 raise BadEnvironment(
                     f"source {name!r}: environment {part.name!r} has tools, which a mixture cannot offer to some tasks; allowed: environments"
                     " without tools"

@@ -31,7 +31,7 @@ from shoal.contracts.task_table import write_tasks
 from shoal.contracts.tasks import Task, TaskReport, tasks_digest
 from shoal.environments import hub, proof_calibration
 from shoal.environments.arithmetic import Arithmetic
-from shoal.environments.episodes import WithTools
+from shoal.environments.episodes import has_tools, tools_of
 from shoal.environments.offline_filter import CannotFilter, filter_sources, sampled_model
 from shoal.environments.prompt_check import askable, decided, example, template_end
 from shoal.environments.prompts import BadPrompt, load_tokenizer
@@ -259,7 +259,7 @@ def _check_machine(source: RunSource) -> None:
 
 def _check_vine(config: RunConfig, environment: environments.Environment) -> None:
     """Raises CannotPrepare for continuations in an environment with tools: an episode cannot be cut anywhere and gone on with."""
-    if config.recipe.vine is not None and isinstance(environment, WithTools):
+    if config.recipe.vine is not None and has_tools(environment):
         raise CannotPrepare(
             f"spec.recipe.algorithm.vineppo: environment {environment.name} has tools, whose episodes cannot be continued from any token: "
             "use another algorithm, or an environment without tools"
@@ -322,6 +322,9 @@ class PromptMaker:
         longest = self._config.recipe.max_sequence_length
         try:
             terms = decided(settings, self._folder, self._tokenizer)
+            tools_of(
+                environment, self._tokenizer, eos_token_ids(self._folder), terms
+            )  # where answers of functions have a place
             if self._config.mode != "SFT":  # which asks nothing
                 given = len(tasks)
                 tasks, reasons = askable(tasks, environment, self._tokenizer, terms, targets, longest, self._folder)

@@ -7,14 +7,18 @@ With `Chat` the messages of a task keep their roles, and the environment's words
 messages hold is text: where it spells a control token, such as `<|im_end|>`, it is encoded in two halves, and the model sees the letters. With `Raw`
 the environment's text is encoded as it is, and a control token in it is one; so it is without terms, as in runs prepared before there were any.
 
+The functions of an environment with turns (`turns`) stand in the prompt. The template's own words list them if these ask for calls as `turns`
+reads them, else ours do, in the system message.
+
 A prompt is rendered once. What follows is appended as tokens, and no template sees it again: templates need not be stable over turns.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +43,12 @@ TOKENIZER_FILES = (
 BARS = "[|\uff5c]"
 MARKUP = re.compile(rf"<{BARS}[^<>|\s\uff5c]{{1,64}}{BARS}>")
 """How most tokenizers spell control tokens, whether they declare them special or not: `<|im_end|>`, with DeepSeek the bars are full-width."""
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+"""Around a call of a function, as Qwen, Hermes and others are trained to write it."""
+HOW_TO_CALL = (
+    "You may call functions. To call one, end your turn with\n"
+    f'{CALL}\n{{"name": NAME, "arguments": {{...}}}}\n{CALL_END}\nand the next message has its answer. The functions, one a line:\n'
+)
 FIRST_MARK, LAST_MARK = 0xE000, 0xF8FF
 """Characters without a meaning (Unicode's private use area)."""
 
@@ -68,11 +78,22 @@ def prompt_pieces(
         return [environment.prompt(task, target_length) + (terms.assistant_prefix if terms is not None else "")]
     messages = _messages(environment, task, target_length, terms.system)
     control = _control_pattern(tokenizer)
+    arguments = terms.template_arguments
+    if functions := getattr(environment, "functions", None):
+        listed = "\n".join(json.dumps(each) for each in functions)
+        if control.search(listed):
+            raise BadPrompt(
+                "a function of the environment spells a control token in its name, description or parameters"
+            )
+        if _has_words_for_calls(tokenizer, listed, json.dumps(arguments)):
+            arguments = arguments | {"tools": _as_tools(functions)}
+        else:
+            messages = _told(messages, HOW_TO_CALL + listed)
     mark = ""
     if any(control.search(message["content"]) for message in messages):
         mark = _unused_character("".join(message["content"] for message in messages))
         messages = [{**message, "content": control.sub(_halved(mark), message["content"])} for message in messages]
-    text = render(tokenizer, messages, terms.template_arguments)
+    text = render(tokenizer, messages, arguments)
     for number, message in enumerate(messages):  # of the model's own turns a template may leave out the thoughts
         if message["role"] != "assistant" and message["content"].strip() not in text:
             raise BadPrompt(
@@ -92,6 +113,30 @@ def render(tokenizer: Any, messages: Sequence[dict[str, str]], arguments: dict[s
     if not isinstance(found, str) or not found:
         raise BadPrompt("the chat template gives no text")
     return found
+
+
+@lru_cache(maxsize=64)
+def _has_words_for_calls(tokenizer: Any, listed: str, arguments: str) -> bool:
+    """Whether the template lists functions (JSON, one a line), and asks for calls between `CALL` and `CALL_END`. Asked without any task."""
+    functions = [json.loads(each) for each in listed.split("\n")]
+    messages = [{"role": "user", "content": "Tell me."}]
+    try:
+        text = render(tokenizer, messages, json.loads(arguments) | {"tools": _as_tools(functions)})
+    except BadPrompt:
+        return False
+    return all(each in text for each in (CALL, CALL_END, *(str(function["name"]) for function in functions)))
+
+
+def _as_tools(functions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": dict(each)} for each in functions]
+
+
+def _told(messages: list[dict[str, str]], words: str) -> list[dict[str, str]]:
+    """The same messages, with these words at the end of the system message."""
+    first = messages[0]
+    if first["role"] == "system":
+        return [{**first, "content": f"{first['content']}\n\n{words}"}, *messages[1:]]
+    return [{"role": "system", "content": words}, *messages]
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -15,7 +15,7 @@ from heapq import heapify, heapreplace
 from shoal.contracts.protocol import Lease, StepInfo
 from shoal.contracts.run import PublicRun
 from shoal.contracts.work import Work, may_be_parted
-from shoal.environments.episodes import Tools
+from shoal.environments.episodes import EpisodeTools
 from shoal.inference.commitment import HAND_IN_SECONDS, comes_too_late, is_sealed, longest_left
 from shoal.inference.completions import Completion
 from shoal.inference.lengths import KnownLengths, RowKind, row_kind
@@ -46,7 +46,7 @@ class PlannedLease:
     public: PublicRun
     policy: VersionOnDisk
     planned: Sequence[PlannedRow]
-    tools: Tools | None
+    tools: EpisodeTools | None
     given: float
     ends: float
     life: float
@@ -82,9 +82,9 @@ class Row:
         return row_kind(self.episode.row)
 
     @property
-    def has_tools(self) -> bool:
-        """Whether it may pause at a call. Continuations do not."""
-        return self.of.given.tools is not None and not self.of.continued
+    def tools(self) -> EpisodeTools | None:
+        """What may answer its calls. Continuations have none."""
+        return None if self.of.continued else self.of.given.tools
 
 
 @dataclass(eq=False)
@@ -271,10 +271,11 @@ class Batch:
             return None
         del row.of.running[name]
         row.episode.add(completion)
-        if row.has_tools and completion.finish_reason == "unanswered":
+        tools = row.tools
+        if tools is not None and tools.asks(completion.finish_reason):
             row.of.asking.add(row)
             return row
-        self._is_made(row, row.episode.completion() if row.has_tools else completion)
+        self._is_made(row, row.episode.completion() if tools is not None else completion)
         return None
 
     def answered(self, row: Row, goes_on: bool) -> None:

@@ -240,9 +240,9 @@ class Generation:
 
     def _start(self, now: float) -> None:
         while (row := self.batch.next_row(now)) is not None:
-            tools = row.of.given.tools
-            pauses = tools.pauses if tools is not None and row.has_tools else None
-            self.batch.started(row, self._engine.start(row.episode.request(), pauses))
+            tools = row.tools
+            pauses = tools.pauses if tools is not None and not tools.by_turns else None
+            self.batch.started(row, self._engine.start(row.episode.request(tools), pauses))
 
     def _hand_in(self) -> None:
         for lease in self.batch.whole():

@@ -19,8 +19,8 @@ from shoal.sampling.draw import continuation_seed
 
 Render = Callable[[Task, int | None], Sequence[int]]
 """Prompt tokens of a task with a target length."""
-ScoreTokens = Callable[[Task, Sequence[int]], float | None]
-"""Task reward of completion tokens; None when scoring failed."""
+ScoreTokens = Callable[[Task, Sequence[int], Sequence[bool]], float | None]
+"""Task reward of completion tokens with their mask; None when scoring failed."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ def _row(
     score: ScoreTokens,
 ) -> Rollout:
     answer = [*planned.prefix, *completion.tokens]
-    task_reward = score(planned.task, answer)
+    mask = completion.mask or [True] * len(completion.tokens)
+    task_reward = score(planned.task, answer, [*([True] * len(planned.prefix)), *mask])
     claim = total_reward(task_reward, len(answer), planned.target_length, public.length_reward)
     return Rollout(
         run=public.run,
@@ -121,7 +122,7 @@ def _row(
         prompt_tokens=planned.request.prompt_tokens,
         completion_tokens=completion.tokens,
         completion_logprobs=completion.logprobs,
-        completion_mask=completion.mask or [True] * len(completion.tokens),
+        completion_mask=mask,
         finish_reason=completion.finish_reason,
         task_type=planned.task.task_type,
         target_length=planned.target_length,

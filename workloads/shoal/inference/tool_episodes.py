@@ -1,15 +1,15 @@
-"""Rows of an environment with tools: sample until a call, put the tool's output behind it, go on.
+"""Rows of an environment with tools: sample until a call, or to the end of a turn with calls, put the tool's output behind it, go on.
 
 In: planned rows, the environment's tools, an engine. Out: one `Completion` a row, with a mask. Each stretch is a request of its own: its prompt is
-all that the row has so far, its seed the row's, which draws by position (`sampling.gumbel`). The rules are in `environments.episodes`; validators
-follow them from the other side. Workers (`batch`) let each row go on by itself; `play` plays rows together, in rounds, for `evaluation`.
+all that the row has so far, its seed the row's, which draws by position (`sampling.gumbel`). The rules are in `environments.episodes` and `turns`.
+Validators follow them from the other side. Workers (`batch`) let each row go on by itself; `play` plays rows together, in rounds, for `evaluation`.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shoal.environments import Unscorable
-from shoal.environments.episodes import Tools
+from shoal.environments.episodes import EpisodeTools
 from shoal.inference import metrics
 from shoal.inference.completions import Completion, Request
 from shoal.inference.rollouts import PlannedRow
@@ -33,14 +33,15 @@ class Episode:
     proofs: bytes = b""
     made: Completion | None = None
 
-    def request(self) -> Request:
+    def request(self, tools: EpisodeTools | None = None) -> Request:
         """The next stretch."""
         first = self.row.request
+        room = first.max_tokens - len(self.tokens)
         return Request(
             prompt_tokens=[*first.prompt_tokens, *self.tokens],
             seed=first.seed,
             temperature=first.temperature,
-            max_tokens=first.max_tokens - len(self.tokens),
+            max_tokens=room if tools is None else tools.turn_room(room),
             truncation=first.truncation,
         )
 
@@ -50,16 +51,17 @@ class Episode:
         self._append(made.tokens, made.logprobs, sampled=True)
         self.proofs += made.proofs
 
-    def goes_on(self, tools: Tools) -> bool:
+    def goes_on(self, tools: EpisodeTools) -> bool:
         """Ask the tool if the row pauses. Raises ToolFailedError."""
         assert self.made is not None
-        if self.made.finish_reason != "unanswered":
+        if not tools.asks(self.made.finish_reason):
             return False
         output = tools.output(self.row.task, self.tokens, self.mask, self.row.request.max_tokens)
         if isinstance(output, Unscorable):
             metrics.TOOL_CALLS.labels("failed").inc()
             raise ToolFailedError(f"task {self.row.task.problem_id}: {output.reason}")
-        metrics.TOOL_CALLS.labels("unanswered" if output is None else "answered").inc()
+        if output is not None or self.made.finish_reason == "unanswered":
+            metrics.TOOL_CALLS.labels("unanswered" if output is None else "answered").inc()
         if output is None:
             return False
         self._append(output, [0.0] * len(output), sampled=False)
@@ -76,12 +78,12 @@ class Episode:
         self.mask += [sampled] * len(tokens)
 
 
-def play(planned: Sequence[PlannedRow], tools: Tools, generate: Generate) -> list[Completion]:
+def play(planned: Sequence[PlannedRow], tools: EpisodeTools, generate: Generate) -> list[Completion]:
     """One completion a row, in their order. Raises ToolFailedError, and what `generate` raises."""
     episodes = [Episode(row) for row in planned]
     going = episodes
     while going:
-        for episode, made in zip(going, generate([episode.request() for episode in going]), strict=True):
+        for episode, made in zip(going, generate([episode.request(tools) for episode in going]), strict=True):
             episode.add(made)
         going = [episode for episode in going if episode.goes_on(tools)]
     return [episode.completion() for episode in episodes]

@@ -21,10 +21,9 @@ from shoal.contracts.signed import Signer
 from shoal.contracts.tasks import Task
 from shoal.contracts.trust import TrustedKeys
 from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work
-from shoal.environments.episodes import tools_of
+from shoal.environments.episodes import scored_text, tools_of
 from shoal.environments.prompts import pinned_tokenizer, prompt_tokens
 from shoal.environments.scored_once import ScoredOnce
-from shoal.environments.tokens import completion_text
 from shoal.inference import metrics
 from shoal.inference.agent import AgentClient
 from shoal.inference.assignments import WorkContext, benchmarks_here, require_rule, work_on
@@ -134,10 +133,10 @@ class Worker:
         with busy("start"):
             checkpoint = read_checkpoint(policy.folder)
             self._eos = checkpoint.eos_token_ids
-            # By environment: what it finds out about a vocabulary is kept.
-            self._tools = {
-                work.environment.name: tools_of(work.environment, self._tokenizer, self._eos) for work in works
-            }
+            # Made once: what it finds out about a vocabulary is kept.
+            self._tools = [
+                (work, tools_of(work.environment, self._tokenizer, self._eos, work.public.prompt)) for work in works
+            ]
             self._engine = Engine(
                 checkpoint,
                 max_sequence_length=public.max_sequence_length,
@@ -309,7 +308,7 @@ class Worker:
             public=context.public,
             policy=policy,
             planned=plan_submission(work, step, lease, context.public, context.tasks, render),
-            tools=self._tools[context.environment.name],
+            tools=next(tools for work, tools in self._tools if work is context),
             given=now,
             ends=now + lease.expires_unix - time.time(),
             life=work.shape.lease_seconds,
@@ -334,8 +333,8 @@ class Worker:
         context = self._context_of(given.work)
         scored = ScoredOnce(context.environment)
 
-        def score(task: Task, tokens: Sequence[int]) -> float | None:
-            reward = scored.reward(task, completion_text(self._tokenizer, tokens, self._eos))
+        def score(task: Task, tokens: Sequence[int], mask: Sequence[bool]) -> float | None:
+            reward = scored.reward(task, scored_text(given.tools, self._tokenizer, tokens, mask, self._eos))
             self._scoring.progress()
             return reward
 

@@ -43,7 +43,7 @@ def _unanswered(rows: Sequence[Rollout], given: Sequence[float | None], facts: F
         return None
     try:
         return sum(
-            not value and not has_answer(facts.tasks[row.prompt_index], _answer(row, facts))
+            not value and not has_answer(facts.tasks[row.prompt_index], facts.scored_text(row))
             for row, value in zip(rows, given, strict=True)
         )
     except Exception as error:

@@ -16,7 +16,7 @@ from shoal.contracts.verdicts import RejectReason
 from shoal.contracts.vine import VineSettings, continuations
 from shoal.contracts.work import EvaluationSlice, FileShape, LeasePart, TableSlice, TrainingStep, Work, WorkCodec
 from shoal.environments import Environment
-from shoal.environments.episodes import Tools, tools_of
+from shoal.environments.episodes import EpisodeTools, scored_text, tools_of
 from shoal.environments.tokens import Tokenizer
 from shoal.sampling.mixture import SourceRows
 
@@ -110,9 +110,15 @@ class Facts:
         )
 
     @cached_property
-    def tools(self) -> Tools | None:
+    def tools(self) -> EpisodeTools | None:
         """The tools of the run's environment, None when it has none."""
-        return tools_of(self.environment, self.tokenizer, self.eos_token_ids)
+        return tools_of(self.environment, self.tokenizer, self.eos_token_ids, self.prompt)
+
+    def scored_text(self, row: Rollout, prefix: int = 0) -> str:
+        """The text of a row that its environment scores, with the last tokens of the prompt that it continues (`prefixes`)."""
+        continued = row.prompt_tokens[len(row.prompt_tokens) - prefix :]
+        mask = [*[True] * prefix, *row.completion_mask]
+        return scored_text(self.tools, self.tokenizer, [*continued, *row.completion_tokens], mask, self.eos_token_ids)
 
     def prefixes(self, rows: Sequence[Rollout]) -> list[int]:
         """How many of each row's last prompt tokens are the beginning of the completion that it continues; 0 where it begins by itself.

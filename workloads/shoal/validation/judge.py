@@ -78,6 +78,7 @@ def judge(
     rewards: list[RowReward] = []
     looked_at: dict[int, Prefill] = {}
     outliers: dict[int, redraw.Outliers] = {}
+    unscored: frozenset[int] = frozenset()
     compute: Compute | None = None
     answers: FileAnswers | None = None
     try:
@@ -99,9 +100,13 @@ def judge(
                 policy = policies.get(file.policy_version)
             finding = expensive_finding(file, facts, policy, rng, looked_at, outliers, watch, progress)
             compute = compute_of(policy.parameters, prompt_tokens(file, facts), completion_tokens(file, outliers))
+        if finding is None:
+            with watch("tools"):  # which may be programs of the model too
+                unscored, finding = tools.run_again(file, facts, programs, progress)
         if finding is None and last:  # programs run for those alone who have shown that the model wrote them
             rewards, finding = scored(file, facts, watch, progress, programs)
-        rewards = [UNSCORED if number in outliers else each for number, each in enumerate(rewards)]
+        out = outliers.keys() | unscored
+        rewards = [UNSCORED if number in out else each for number, each in enumerate(rewards)]
         if finding is None and kind_of(job.step) is WorkKind.STEP:
             answers = file_answers(file, facts, rewards)
     except ClaimLostError:

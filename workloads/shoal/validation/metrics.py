@@ -13,6 +13,10 @@ CHECK_SECONDS = Histogram(
     "Wall-clock seconds from claim to verdict; exemplars name the step.",
     buckets=(0.1, 0.3, 1, 3, 10, 30, 60, 180),  # the paper verifies a file within a minute
 )
+TOOL_DISAGREEMENTS = Counter(
+    "shoal_validator_tool_disagreements_total",
+    "Rows that are not scored because functions answered otherwise when they were run again, which no node is at fault for.",
+)
 PROGRAM_DISAGREEMENTS = Counter(
     "shoal_validator_program_disagreements_total",
     "Rows whose program scored differently than claimed, by who disagreed: the claim, or the validator's own runs, whose row is left out.",

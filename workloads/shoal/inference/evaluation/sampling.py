@@ -19,10 +19,9 @@ from shoal.contracts.pools import EngineSettings
 from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Environment, Score
-from shoal.environments.episodes import tools_of
+from shoal.environments.episodes import scored_text, tools_of
 from shoal.environments.prompt_check import decided
 from shoal.environments.prompts import BadPrompt, load_tokenizer, prompt_tokens
-from shoal.environments.tokens import completion_text
 from shoal.evaluation.scores import Answer, AnsweredTask
 from shoal.inference.checkpoint import BadCheckpointError, read_checkpoint
 from shoal.inference.completions import Completion, Request
@@ -110,6 +109,7 @@ def ask(
     targets = asked_targets(wanted, origin)
     try:
         terms = asked_terms(wanted, origin, model, tokenizer)
+        tools = tools_of(environment, tokenizer, checkpoint.eos_token_ids, terms)
         prompts = [
             prompt_tokens(tokenizer, environment, task, targets[index % len(targets)] if targets else None, terms)
             for index, task in enumerate(tasks)
@@ -137,7 +137,6 @@ def ask(
     longest = max(len(row.request.prompt_tokens) + row.request.max_tokens for row in rows)
     batch = min(len(rows), ROWS_TOGETHER)
     engine = Engine(checkpoint, max_sequence_length=longest, batch=batch, settings=wanted.engine)
-    tools = tools_of(environment, tokenizer, checkpoint.eos_token_ids)
     answers: list[Answer] = []
     try:
         engine.record_proofs(False)
@@ -146,10 +145,11 @@ def ask(
             if tools is None:
                 made = engine.generate([row.request for row in part], _never)
             else:
-                pauses = tools.pauses
+                pauses = None if tools.by_turns else tools.pauses
                 made = play(part, tools, lambda asked: engine.generate(asked, _never, pauses))  # noqa: B023
             for row, completion in zip(part, made, strict=True):
-                text = completion_text(tokenizer, completion.tokens, checkpoint.eos_token_ids)
+                mask = completion.mask or [True] * len(completion.tokens)
+                text = scored_text(tools, tokenizer, completion.tokens, mask, checkpoint.eos_token_ids)
                 answers.append(judged(environment, row.task, text, completion))
             say(f"{len(answers)} of {len(rows)} completions")
     except ToolFailedError as error:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from shoal.contracts.verdicts import RowReward
 from shoal.environments.base import runs_programs
 from shoal.environments.scored_once import ProgramTime, ScoredOnce
-from shoal.environments.tokens import completion_text
 from shoal.rewards.total import total_reward
 from shoal.telemetry import get_logger
 from shoal.validation.facts import Facts, File, Finding, reject
@@ -34,12 +33,8 @@ def score_rows(
     scored = ScoredOnce(facts.environment, programs or ProgramTime(facts.validation.program_seconds))
     prefixes = facts.prefixes(file.rows)
 
-    def answer(number: int) -> list[int]:
-        row = file.rows[number]
-        return [*row.prompt_tokens[len(row.prompt_tokens) - prefixes[number] :], *row.completion_tokens]
-
     def text(number: int) -> str:
-        return completion_text(facts.tokenizer, answer(number), facts.eos_token_ids)
+        return facts.scored_text(file.rows[number], prefixes[number])
 
     found: list[float | None] = []
     for number, row in enumerate(file.rows):
@@ -60,7 +55,9 @@ def score_rows(
             rows=len(differing),
         )
     return [
-        total_reward(found[number], len(answer(number)), row.target_length, facts.length_reward)
+        total_reward(
+            found[number], prefixes[number] + len(row.completion_tokens), row.target_length, facts.length_reward
+        )
         for number, row in enumerate(file.rows)
     ]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from shoal.contracts.rollouts import Rollout
+from shoal.contracts.rollouts import Rollout, sampled_stretches
 from shoal.sampling.tails import at_least
 from shoal.validation.facts import Facts, File, Finding, reject
 from shoal.validation.prefill import Prefill
@@ -33,17 +33,32 @@ def check_ends(file: File, facts: Facts) -> Finding | None:
 
 
 def _wrong_end(row: Rollout, limit: int, facts: Facts) -> str | None:
-    before = zip(row.completion_tokens[:-1], row.completion_mask, strict=False)
-    if any(token in facts.eos_token_ids for token, sampled in before if sampled):
+    mask = row.completion_mask
+    by_turns = facts.tools is not None and facts.tools.by_turns
+    before = zip(row.completion_tokens[:-1], mask[:-1], mask[1:], strict=True)
+    if any(
+        token in facts.eos_token_ids and not (by_turns and not following)
+        for token, sampled, following in before
+        if sampled
+    ):
         return "tokens follow an end-of-sequence token"
     ended = row.completion_tokens[-1] in facts.eos_token_ids
     if row.finish_reason == "stop":
         return None if ended else "finish_reason is stop, the last token is not an end-of-sequence token"
     if ended:
         return f"finish_reason is {row.finish_reason}, the last token is an end-of-sequence token"
+    if row.finish_reason == "length" and facts.tools is not None:
+        last = sampled_stretches(mask)[-1]
+        limit = last.start + facts.tools.turn_room(limit - last.start)
     if row.finish_reason == "length" and len(row.completion_tokens) != limit:
         return f"finish_reason is length after {len(row.completion_tokens)} tokens, the limit is {limit}"
     return None  # "unanswered" is for `tools` to judge
+
+
+def _ends(row: Rollout, eos_token_ids: frozenset[int]) -> list[int]:
+    """Which of a row's sampled tokens are ends: at most the last, and with turns one a turn."""
+    sampled = (token for token, kept in zip(row.completion_tokens, row.completion_mask, strict=True) if kept)
+    return [number for number, token in enumerate(sampled) if token in eos_token_ids]
 
 
 def check_probabilities(file: File, prefills: Mapping[int, Prefill], facts: Facts, chance: float) -> Finding | None:
@@ -52,7 +67,11 @@ def check_probabilities(file: File, prefills: Mapping[int, Prefill], facts: Fact
     `chance`: how often an honest file may be rejected here. A slash needs a second check.
     """
     chances = np.concatenate([ours.eos for ours in prefills.values()]).astype(np.float64)
-    ends = [float(ours.eos[-1]) for number, ours in prefills.items() if file.rows[number].finish_reason == "stop"]
+    ends = [
+        float(end)
+        for number, ours in prefills.items()
+        for end in ours.eos[_ends(file.rows[number], facts.eos_token_ids)]
+    ]
     for level in LEVELS:
         border = facts.validation.min_eos_probability * level
         found = sum(end < border for end in ends)

@@ -2,10 +2,19 @@
 
 Every call is run again by the rules of `environments.episodes`, in every row: this costs what the environment's tools cost. `sampling` and `bounds`
 have passed before. The checks of what was sampled then look at sampled tokens alone. In a run without tools every token was sampled.
+
+Calls of an environment with turns are run again behind the proofs (`run_again`), because they may be programs: before that only those of a file's
+turns and messages are looked at that need no run (`environments.turns`). They share the CPU time of the file's programs.
 """
 
+from collections.abc import Callable
+
 from shoal.environments import Unscorable
+from shoal.environments.scored_once import ProgramTime
+from shoal.environments.turns import Turns
+from shoal.telemetry import get_logger
 from shoal.validation.facts import Facts, File, Finding, reject
+from shoal.validation.metrics import TOOL_DISAGREEMENTS
 
 
 def check(file: File, facts: Facts) -> Finding | None:
@@ -33,3 +42,45 @@ def check(file: File, facts: Facts) -> Finding | None:
         if problem is not None:
             return reject("tools", f"row {number}: {problem}")
     return None
+
+
+def run_again(
+    file: File, facts: Facts, programs: ProgramTime, progress: Callable[[], None] = lambda: None
+) -> tuple[frozenset[int], Finding | None]:
+    """Run the calls of every row with turns again: the rows that are not scored, and what no machine could have answered.
+
+    A row is not scored where its answers differ, where the environment cannot answer it, or where the file's programs have had their time.
+    """
+    if not isinstance(facts.tools, Turns):
+        return frozenset(), None
+    unscored: dict[int, str] = {}
+    for number, row in enumerate(file.rows):
+        if programs.over:
+            unscored[number] = "the programs of the file have had their time"
+            continue
+        found = facts.tools.run_again(
+            facts.tasks[row.prompt_index],
+            row.completion_tokens,
+            row.completion_mask,
+            row.finish_reason,
+            facts.longest_completion(row),
+        )
+        programs.spent += found.program_seconds
+        progress()
+        if found.lie is not None:
+            return frozenset(), reject("tools", f"row {number}: {found.lie}")
+        if found.failed is not None:
+            return frozenset(), Finding("inconclusive", None, f"row {number}: a function failed: {found.failed}")
+        if found.differs is not None:
+            unscored[number] = found.differs
+    if unscored:
+        TOOL_DISAGREEMENTS.inc(len(unscored))
+        first = next(iter(unscored))
+        get_logger().warning(
+            "functions answered otherwise than claimed; the rows are not scored",
+            node=file.job.node[:12],
+            rows=len(unscored),
+            first=first,
+            reason=unscored[first][:500],
+        )
+    return frozenset(unscored), None
