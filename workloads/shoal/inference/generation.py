@@ -116,7 +116,7 @@ class Generation:
         self._leaves_at: float | None = None
 
     def leave(self) -> None:
-        """Take no more leases; give up those that cannot be finished within the grace period, but for their whole groups."""
+        """Take no more leases; give up those that cannot be finished within the grace period, after handing in their whole groups."""
         if self._leaves_at is None:
             self._leaves_at = self._clock() + GENERATE_SECONDS
             self._desk.want(None)

@@ -175,11 +175,7 @@ def timeline_document(seen: Seen, last_steps: int) -> Document:
         [metrics for metrics in facts.steps if metrics.step >= first],
     )
     shown = [bar for bar in shown if bar.step >= first]
-    rows = [
-        row
-        for row in step_rows(shown, seen.audit.entries if seen.audit else (), facts.steps)
-        if (row["step"] or 0) >= first
-    ]
+    rows = [row for row in step_rows(shown, seen.entries, facts.steps) if (row["step"] or 0) >= first]
     return {
         "bars": [[bar.lane, bar.step, bar.start, bar.end, plain(bar.what, 64), plain(bar.state, 20)] for bar in shown],
         "rows": rows,
@@ -194,7 +190,7 @@ def nodes_document(seen: Seen) -> Document:
     report = seen.audit.report if seen.audit else None
     totals = report.nodes if report else {}
     last: dict[str, LedgerEntry] = {}
-    for entry in seen.audit.entries if seen.audit else ():
+    for entry in seen.entries:
         if entry.node is not None:
             last[entry.node] = entry
     rows = []
@@ -289,8 +285,7 @@ def ledger_summary(seen: Seen) -> Document:
 
 def ledger_document(seen: Seen, *, node: str, kind: str, page: int) -> Document:
     """Entries, the newest first, `PAGE` a page."""
-    entries = seen.audit.entries if seen.audit else []
-    found = [entry for entry in entries if (entry.node or "").startswith(node) and kind in ("", entry.kind)][::-1]
+    found = [entry for entry in seen.entries if (entry.node or "").startswith(node) and kind in ("", entry.kind)][::-1]
     return {
         "summary": ledger_summary(seen),
         "total": len(found),

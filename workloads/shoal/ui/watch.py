@@ -6,7 +6,7 @@ grows when something changed. Nothing is read while nobody looks.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -15,6 +15,7 @@ from shoal.contracts import keys
 from shoal.contracts.vine import VineSettings
 from shoal.errors import InputWrong
 from shoal.ledger.audit import Audit
+from shoal.ledger.entries import LedgerEntry
 from shoal.ledger.reading import read_ledger
 from shoal.ledger.source import LedgerSource
 from shoal.report.facts import StoreFacts, StoreReader
@@ -45,6 +46,8 @@ class Seen:
     times: StoreTimes
     history: SnapshotHistory
     audit: Audit | None = None
+    entries: Sequence[LedgerEntry] = ()
+    """Those that `audit` has checked: all of them, some 1 KiB each."""
     audited_unix: float = 0.0
     problem: str = ""
     ledger_problem: str = ""
@@ -86,7 +89,7 @@ class RunWatch:
         self._ended = threading.Event()
         self.liveness = Liveness(STUCK_SECONDS)
         self._wanted_until = 0.0
-        self._entries = -1
+        self._stored = -1
         self.revision = 0
         self.seen = Seen(snapshot(), StoreFacts(kind=source.store.kind), StoreTimes(), SnapshotHistory(), vine=vine)
         self._thread = threading.Thread(target=self._loop, name="watch", daemon=True)
@@ -147,14 +150,14 @@ class RunWatch:
     def _read_ledger(self) -> bool:
         """The whole ledger, checked as a stranger would, when it has grown."""
         try:
-            entries = len(self.source.store.list(keys.LEDGER))
-            checkpoints = len(self.source.store.list(keys.CHECKPOINTS))
-            if self.seen.audit is not None and entries + checkpoints == self._entries:
+            stored = len(self.source.store.list(keys.LEDGER)) + len(self.source.store.list(keys.CHECKPOINTS))
+            if self.seen.audit is not None and stored == self._stored:
                 return False
-            audit = read_ledger(self.source, lambda _: None)
+            entries: list[LedgerEntry] = []
+            audit = read_ledger(self.source, lambda _: None, each=entries.append)
         except (StoreUnavailable, InputWrong) as error:
             self.seen = replace(self.seen, ledger_problem=plain(error, 300))
             return True
-        self._entries = entries + checkpoints
-        self.seen = replace(self.seen, audit=audit, audited_unix=time.time(), ledger_problem="")
+        self._stored = stored
+        self.seen = replace(self.seen, audit=audit, entries=entries, audited_unix=time.time(), ledger_problem="")
         return True

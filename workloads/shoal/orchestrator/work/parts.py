@@ -102,7 +102,7 @@ def free_parts(records: Collection[LeaseRecord], step: int, now_unix: float) -> 
 
 
 def free_again(state: RunState, lease: str) -> None:
-    """After a verdict that is no accept: the groups of this lease's file are for somebody else to draw, while their step is open."""
+    """After a verdict other than accept the groups of this lease's file are free for another node to draw, while their step is open."""
     with state.lease_lock:
         record = state.leases.get(lease)
         if record is None or record.part is None or record.status != "submitted":
