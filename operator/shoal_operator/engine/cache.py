@@ -25,6 +25,7 @@ OWN_WRITE_DELAY_SECONDS = 2.0
 """After one of our writes of a child its owner is reconciled once more: others may have written between our read and our write."""
 
 _POD_STATUS = ("phase", "reason", "message", "conditions", "containerStatuses", "initContainerStatuses")
+_POD_SPEC = ("nodeName", "schedulerName", "readinessGates")
 _POD_METADATA = (
     "name",
     "namespace",
@@ -33,6 +34,7 @@ _POD_METADATA = (
     "labels",
     "ownerReferences",
     "creationTimestamp",
+    "finalizers",
     "deletionTimestamp",
 )
 
@@ -63,7 +65,7 @@ def trimmed(found: Object) -> Object:
         "apiVersion": found.get("apiVersion", "v1"),
         "kind": "Pod",
         "metadata": {key: metadata[key] for key in _POD_METADATA if key in metadata},
-        "spec": {key: value for key, value in found.get("spec", {}).items() if key == "nodeName"},
+        "spec": {key: value for key, value in found.get("spec", {}).items() if key in _POD_SPEC},
         "status": {key: status[key] for key in _POD_STATUS if key in status},
     }
 

@@ -15,7 +15,7 @@ from tried_cases import OWN, Case, Stage, played, progress, read_cases
 CASES = read_cases()
 FEWEST = 200
 SHARE = 11
-"""Of so many cases one is tried here: some 20, from all groups."""
+"""One case in this number is tried here: some 20, from all groups."""
 PATIENT_SECONDS = 240.0
 """A machine that others use is slower than the minute of the benchmark."""
 
