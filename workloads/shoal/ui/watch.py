@@ -47,7 +47,7 @@ class Seen:
     history: SnapshotHistory
     audit: Audit | None = None
     entries: Sequence[LedgerEntry] = ()
-    """Those that `audit` has checked: all of them, some 1 KiB each."""
+    """Those that `audit` has checked: all of them, about 1 KiB each."""
     audited_unix: float = 0.0
     problem: str = ""
     ledger_problem: str = ""
