@@ -1,7 +1,7 @@
 """What a release publishes, installed as a person does: `helm install oci://...` from a registry, with pods that run the digests of the chart's lock.
 
 The registry is Debian's docker-registry on a loopback address, so this needs the node on this machine.
-Figures for benchmarks/results/release.json are printed (`-s`).
+With `WRITE_RESULTS=1` its figures are written into benchmarks/results/release.json.
 """
 
 import json
@@ -23,7 +23,9 @@ from e2e.conftest import CURRENT, TOUCHED, open_space
 from e2e.release import INSTALL_SECONDS, NAME, Release
 from e2e.space import Space
 from helm import run_helm
-from servers import Loopback, lacking, wait_until
+from servers import ROOT, Loopback, lacking, wait_until
+
+RESULTS = ROOT / "benchmarks" / "results" / "release.json"
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,12 @@ def registry(cluster: clusters.Cluster, tmp_path_factory: pytest.TempPathFactory
         network.close()
 
 
+def record(**figures: object) -> None:
+    """Write figures into `benchmarks/results/release.json` where `WRITE_RESULTS` asks for it."""
+    if os.environ.get("WRITE_RESULTS"):
+        RESULTS.write_text(json.dumps(json.loads(RESULTS.read_text()) | figures, indent=2) + "\n")
+
+
 @pytest.fixture(scope="module")
 def published(registry: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReleasePlan, steps.ReleaseFolder, str]:
     """A release of the operator's image and the chart: its plan, its folder, and the digest of the chart."""
@@ -62,7 +70,8 @@ def published(registry: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     client = programs.RegistryClient(plan)
     [image] = plan.images
     digest = programs.build_image(plan, image, "amd64", work.source)
-    print(f"\nimage of {client.bytes_of(f'{registry}/shoal/operator@{digest}')} bytes")
+    compressed = client.bytes_of(f"{registry}/shoal/operator@{digest}")
+    record(images={"operator-amd64": {"compressed_mb": round(compressed / 1e6, 1)}})
     index = client.push_index(plan.at(image), [digest])
     assert client.push_index(plan.at(image), [digest]) == index  # a release that is made again changes nothing
     with pytest.raises(planned.CannotRelease, match="never replaced"):
@@ -110,7 +119,7 @@ def test_helm_install_from_the_registry_brings_ready_operators_of_the_locked_dig
         "install", NAME, f"oci://{plan.chart}", "--version", CURRENT, "--plain-http", "--take-ownership", "--wait",
         "--timeout", f"{INSTALL_SECONDS}s", "--set", f"operator.namespaces={{{space.name}}}",
     )  # fmt: skip
-    print(f"\nhelm_install_to_ready_seconds {time.monotonic() - started:.1f}")
+    record(helm_install_to_ready_seconds=round(time.monotonic() - started, 1))
     try:
         assert len(release.ready_pods()) == 2
         for name in release.ready_pods():

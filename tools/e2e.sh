@@ -12,7 +12,7 @@ if [[ " $* " != *" --kubeconfig"* ]]; then
         cluster=local
         command -v kind >/dev/null && command -v docker >/dev/null && docker info >/dev/null 2>&1 && cluster=kind
     fi
-    [[ $cluster != local ]] || tools/node.sh
+    [[ $cluster != local ]] || { tools/node.sh && tools/setup.sh --with docker-registry:docker-registry skopeo:skopeo; } || exit
     tools/archives.sh
     if [[ $cluster == local ]]; then
         # The machine's one node is for one run at a time; tools/core.sh asks for the same lock. pytest inherits it.
