@@ -77,8 +77,8 @@ def model_id(model: ModelSource) -> str:
 
 
 def config_hashes(config: RunConfig) -> dict[str, str]:
-    """Digest of the configuration by component. Relays and pools are the orchestrator's matter: another one
-    restarts nothing else (discovery reads its file again when it changes)."""
+    """Digest of the configuration by component. Relays, pools and parts of leases are the orchestrator's
+    matter: another one restarts nothing else (discovery reads its file again when it changes)."""
     addresses = config.addresses.model_copy(
         update={
             "relays": [],
@@ -90,7 +90,7 @@ def config_hashes(config: RunConfig) -> dict[str, str]:
     )
     # Running parts learn of changed keys by themselves: only the part whose own key was changed starts again, with it.
     begun = {"roster": first_roster(config.roster)}
-    shared = digest(config.model_copy(update={"addresses": addresses, "pools": [], **begun}).to_json())
+    shared = digest(config.model_copy(update={"addresses": addresses, "pools": [], "rollouts": None, **begun}).to_json())
     hashes = {
         "orchestrator": digest(config.to_json()),
         **dict.fromkeys(("discovery", "trainer", "relay", "tracker", "ui"), shared),

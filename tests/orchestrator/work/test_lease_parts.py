@@ -4,8 +4,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from protocol_stack import GROUP_SIZE, GROUPS, ledger, sha, verdict_on
+from protocol_stack import GROUP_SIZE, GROUPS, NEEDED, ledger, sha, verdict_on
 from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
@@ -19,22 +20,33 @@ from shoal.contracts.protocol import (
     SubmissionReceipt,
     rest_of,
 )
-from shoal.contracts.recipe import Validation
+from shoal.contracts.recipe import Recipe, Validation
+from shoal.contracts.settings import Rollouts
 from shoal.contracts.steps import StepBatch
 from shoal.contracts.work import FIRST_PART_NUMBER, LeasePart
 from shoal.orchestrator.work import handout, uploads
 from shoal.orchestrator.work.beacons import drawn_prompts
 from shoal.orchestrator.work.lease_returns import take_back
-from shoal.orchestrator.work.load import accepted_groups, loads
+from shoal.orchestrator.work.leases import LeaseBook
+from shoal.orchestrator.work.load import UNJUDGED_CHECKS, accepted_groups, loads, under_way
+from shoal.orchestrator.work.records import LeaseRecord
+from shoal.orchestrator.work.standing import good_nodes, relied_on
+
+PARTS: dict[str, object] = {
+    "validation": Validation(claim_seconds=1, probation_files=0, slashing="Discard"),
+    "rollouts": Rollouts(hand_in_every_seconds=60),
+}
+
+
+def orchestrator(folder: Path, redis_server: Redis, **changes: object) -> Orchestrator:
+    run = Orchestrator(folder, redis_server.url, **(PARTS | changes))
+    run.announce(0)
+    return run
 
 
 @pytest.fixture
 def run(tmp_path: Path, redis_server: Redis) -> Orchestrator:
-    run = Orchestrator(
-        tmp_path, redis_server.url, validation=Validation(claim_seconds=1, probation_files=0, slashing="Discard")
-    )
-    run.announce(0)
-    return run
+    return orchestrator(tmp_path, redis_server)
 
 
 def hand_in(run: Orchestrator, lease: Lease, groups: list[int] | None = None, keep: bool = False) -> SubmissionReceipt:
@@ -50,6 +62,17 @@ def hand_in(run: Orchestrator, lease: Lease, groups: list[int] | None = None, ke
 
 def continued(run: Orchestrator, node: str) -> Lease:
     return handout.lease_for(run.state, LeaseRequest(node=node, step=0, parts=True))
+
+
+def give_back(run: Orchestrator, lease: Lease) -> None:
+    take_back(run.state, LeaseReturn(node=lease.node, lease=lease.lease))
+
+
+def dropped(run: Orchestrator, node: str) -> int:
+    """Leases for which this node was charged."""
+    record = run.state.nodes.get(node)
+    assert record is not None
+    return record.abandoned_leases
 
 
 def judge_all(run: Orchestrator) -> None:
@@ -91,9 +114,7 @@ def test_a_node_that_leaves_out_what_it_dislikes_keeps_what_it_likes_out_too(run
     judge_all(run)
     assert accepted_groups(run.state, 0) == 0
     assert run.state.view.accepted_in_a_row[liar] == 0, "nor is it a file that shows anything"
-    record = run.state.nodes.get(liar)
-    assert record is not None
-    assert record.abandoned_leases == 1, "it pays as for a lease that it gave back"
+    assert dropped(run, liar) == 1, "it pays as for a lease that it gave back"
     hand_in(run, continued(run, honest))
     judge_all(run)
     assert accepted_groups(run.state, 0) == 2
@@ -131,7 +152,7 @@ def test_what_a_killed_worker_kept_is_finished_by_another_and_its_late_file_is_r
     killed, other = run.join(), run.join()
     kept = hand_in(run, run.lease(killed), [0], keep=True).rest
     assert kept is not None
-    take_back(run.state, LeaseReturn(node=killed, lease=kept.lease))  # by the worker in its place
+    give_back(run, kept)  # by the worker in its place
     rest = continued(run, other)
     assert rest.part == kept.part
     with refused(ProblemCode.LEASE_OVER):
@@ -220,3 +241,140 @@ def test_a_rest_that_a_crash_left_unmade_is_made_by_recovery(run: Orchestrator) 
     run.store.delete(keys.lease(0, first, FIRST_PART_NUMBER))
     run.restarted()
     assert continued(run, second).part == LeasePart(node=first, submission=0, groups=[1])
+
+
+def test_a_run_makes_no_parts_unless_its_spec_says_so(tmp_path: Path, redis_server: Redis) -> None:
+    run = orchestrator(tmp_path, redis_server, rollouts=None)
+    lease = run.lease(run.join())
+    info = handout.step_for(run.state, lease.node, in_parts=True)
+    assert info is not None
+    assert info.hand_in_every_seconds is None
+    with pytest.raises(Refusal, match="wrong-groups: this run takes leases whole"):
+        hand_in(run, lease, [0])
+
+
+def test_a_node_is_told_how_often_to_hand_in(run: Orchestrator) -> None:
+    info = handout.step_for(run.state, run.join(), in_parts=True)
+    assert info is not None
+    assert info.hand_in_every_seconds == 60
+
+
+def test_a_rest_that_nobody_finishes_is_offered_twice_and_never_to_a_node_that_had_it(run: Orchestrator) -> None:
+    first, *others = [run.join() for _ in range(4)]
+    hand_in(run, run.lease(first), [0])
+    run.clock.now += 60  # its wait
+    assert continued(run, first).part is None, "it left this rest itself"
+    rest = continued(run, others[0])
+    assert rest.part is not None
+    give_back(run, rest)
+    assert continued(run, others[0]).part is None, "it had this rest"
+    rest = continued(run, others[1])
+    assert rest.part is not None
+    give_back(run, rest)
+    assert continued(run, others[2]).part is None, "two have tried it"
+    assert [dropped(run, node) for node in (first, *others)] == [1, 0, 0, 0], "who drew it pays"
+
+
+def test_a_node_that_lets_the_rest_of_another_run_out_pays_for_it(run: Orchestrator) -> None:
+    first, second = run.join(), run.join()
+    hand_in(run, run.lease(first), [0])
+    run.clock.now = continued(run, second).expires_unix + 1
+    handout.end_overdue_leases(run.state)
+    assert dropped(run, second) == 1
+
+
+class Crash(Exception):
+    """The process is gone."""
+
+
+def test_a_crash_while_a_rest_is_given_leases_no_group_twice(
+    run: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = run.join(), run.join(), run.join()
+    hand_in(run, run.lease(first), [0])
+    written = LeaseBook.put
+
+    def put(book: LeaseBook, record: LeaseRecord) -> None:
+        if record.status == "passed":
+            raise Crash
+        written(book, record)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LeaseBook, "put", put)
+        with pytest.raises(Crash):
+            continued(run, second)
+    assert continued(run, third).part is None, "the second node has it, though it does not know yet"
+    run.restarted()
+    assert {each.status for each in run.state.leases.all() if each.part is not None} == {"submitted", "passed", "open"}
+    [given] = [each.lease for each in run.state.leases.all() if each.part is not None and each.status == "open"]
+    assert given.node == second
+    hand_in(run, given)
+    judge_all(run)
+    assert sorted(accepted(run)) == sorted([(first, 0, 1), (second, FIRST_PART_NUMBER, 1)]), "each group is paid once"
+
+
+def test_a_crash_before_redis_knows_who_has_a_rest_leases_no_group_twice(
+    run: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = run.join(), run.join(), run.join()
+    hand_in(run, run.lease(first), [0])
+
+    def put(book: LeaseBook, record: LeaseRecord) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LeaseBook, "put", put)
+        with pytest.raises(Crash):
+            continued(run, second)
+    run.restarted()
+    assert continued(run, third).part is None
+    [given] = [each for each in run.state.leases.all() if each.part is not None and each.status == "open"]
+    assert given.lease.node == second
+    assert [each.status for each in run.state.leases.all() if each.lease.lease == given.follows] == ["passed"]
+
+
+def test_a_step_waits_for_a_rest_for_as_long_as_for_any_lease(run: Orchestrator) -> None:
+    first, second = run.join(), run.join()
+    hand_in(run, run.lease(first), [0])
+    judge_all(run)
+    rest = continued(run, second)
+    assert rest.part is not None
+    assert under_way(run.state, good_nodes(run.state)).all[0] == 2
+    run.clock.now += relied_on(run.state) + 1
+    assert run.clock.now < rest.expires_unix
+    assert under_way(run.state, good_nodes(run.state)).all[0] == 0, "neither for the rest nor for what waits for it"
+
+
+def test_a_step_does_not_wait_for_a_rest_that_cannot_be_judged(run: Orchestrator) -> None:
+    first, second = run.join(), run.join()
+    hand_in(run, run.lease(first), [0])
+    judge_all(run)
+    hand_in(run, continued(run, second))
+    assert loads(run.state, [0])[0].pending_groups == 2
+    [job] = run.state.queue.all()
+    for _ in range(UNJUDGED_CHECKS):
+        run.clock.now += 60
+        run.judge(verdict_on(run.claimed(), "inconclusive"))
+    assert job.record.node == second
+    assert loads(run.state, [0])[0].pending_groups == 0
+
+
+def test_the_rest_of_a_step_that_has_had_its_samples_is_still_finished(tmp_path: Path, redis_server: Redis) -> None:
+    recipe = Recipe(prompts_per_step=NEEDED, group_size=GROUP_SIZE, max_sequence_length=128, sampling_cap=2)
+    run = orchestrator(tmp_path, redis_server, recipe=recipe)
+    first, second = run.join(), run.join()
+    hand_in(run, run.lease(first), [0])
+    judge_all(run)
+    assert loads(run.state, [0])[0].judged_groups == 0, "what waits for a rest says nothing of the step"
+    for _ in range(4):
+        hand_in(run, run.lease(second))
+        run.judge(verdict_on(run.claimed(), rewards=[0.0] * GROUPS * GROUP_SIZE))
+    with refused(ProblemCode.STEP_STALLED):
+        run.lease(second)
+    assert continued(run, second).part is not None
+
+
+@pytest.mark.parametrize("groups", [[1, 0], [0, 0], [-1]])
+def test_groups_of_a_part_ascend(groups: list[int]) -> None:
+    with pytest.raises(ValidationError, match="ascending"):
+        HandedPart(groups=groups)

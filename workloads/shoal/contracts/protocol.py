@@ -6,7 +6,7 @@ A worker's message is a claim about itself: every field is bounded, and the orch
 import hashlib
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, field_validator
 
 from shoal.contracts.answers import LearningProgress
 from shoal.contracts.base import LARGEST_INTEGER, Contract, LeaseId, NodeId, RunName, Sha256Hex, unset
@@ -19,7 +19,7 @@ from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.signed import Signed
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.weights import VersionNumber
-from shoal.contracts.work import LeasePart
+from shoal.contracts.work import LeasePart, ascending
 
 NodeState = Literal["Discovered", "Invited", "Healthy", "Unhealthy", "Dead", "Evicted", "Banned"]
 
@@ -281,6 +281,11 @@ class HandedPart(Contract):
         min_length=1, max_length=65536, description="places in the draw, from 0, ascending; not all of the lease"
     )
     keep: bool = False
+
+    @field_validator("groups")
+    @classmethod
+    def _ascending(cls, groups: list[int]) -> list[int]:
+        return ascending(groups)
 
 
 class UploadRequest(Contract):

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from shoal.contracts.base import SpecModel
+from shoal.contracts.base import SpecModel, unset
 from shoal.contracts.datasets import GenerateSettings, Mode
 from shoal.contracts.evaluation import EvaluationSettings
 from shoal.contracts.recipe import (
@@ -40,10 +40,10 @@ class Rollouts(SpecModel):
     """How workers hand in what they have made."""
 
     hand_in_every_seconds: int = Field(
-        300,
+        ...,
         ge=10,
         le=86_400,
-        description="Whole groups of a lease that takes longer are handed in after this time. A killed worker loses what it made since.",
+        description="Whole groups of a lease that takes longer are handed in after this time, and on SIGTERM. A killed worker loses what it made since.",
     )
 
 
@@ -65,7 +65,9 @@ class RunSettings(SpecModel):
     seed: int = Field(0, ge=0, le=2_147_483_647, description="Seed of everything that the run itself draws.")
     recipe: Recipe = Field(default_factory=Recipe, description="How the run learns.")
     sampling: Sampling = Field(default_factory=Sampling, description="How completions are sampled.")
-    rollouts: Rollouts | None = Field(None, description="How workers hand in rollouts; absent: the defaults.")
+    rollouts: Rollouts | None = Field(
+        None, exclude_if=unset, description="Workers hand in leases in parts, too; absent: whole ones only."
+    )
     length_reward: LengthReward | None = Field(None, description="Length targets; absent: length does not count.")
     generate: GenerateSettings | None = Field(
         None, description="What a run of mode Generate keeps; absent: the defaults."

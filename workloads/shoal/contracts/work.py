@@ -172,6 +172,13 @@ FIRST_PART_NUMBER = 1 << 24
 them."""
 
 
+def ascending(groups: list[int]) -> list[int]:
+    """These places in a draw, at least one; ValueError where they do not ascend from 0."""
+    if groups != sorted(set(groups)) or groups[0] < 0:
+        raise ValueError("groups are places in the draw, from 0, ascending, each once")
+    return groups
+
+
 class LeasePart(Contract):
     """Part of what a lease drew: the file holds `groups` of those that are drawn for number `submission` of `node`, in their order.
 
@@ -191,9 +198,7 @@ class LeasePart(Contract):
     @field_validator("groups")
     @classmethod
     def _ascending(cls, groups: list[int]) -> list[int]:
-        if groups != sorted(set(groups)) or groups[0] < 0:
-            raise ValueError("groups are places in the draw, from 0, ascending, each once")
-        return groups
+        return ascending(groups)
 
     @property
     def drawn_for(self) -> tuple[NodeId, int]:

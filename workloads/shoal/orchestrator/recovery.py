@@ -261,13 +261,21 @@ def _restore_leases(state: RunState) -> None:
     found = in_parallel(read, _lease_keys(state))
     followed = {lease.follows for lease in found}
     for lease in found:
-        if lease.lease.lease in followed and lease.status != "submitted":
-            lease = lease.model_copy(update={"status": "passed"})
         state.leases.put_if_absent(lease)
         state.leases.number_is_taken(lease.lease)
     with state.lease_lock:
+        for lease in found:
+            if lease.lease.lease in followed and lease.status != "submitted":
+                _pass_on(state, lease)
         for file, lease in unfinished:
             parts.open_rest(state, file, lease)
+
+
+def _pass_on(state: RunState, lease: LeaseRecord) -> None:
+    """A lease whose part another one is for is over, whatever Redis says of it: whoever gave the other one may have stopped behind that."""
+    known = state.leases.get(lease.lease.lease) or lease
+    if known.status not in ("submitted", "passed"):
+        state.leases.put(known.model_copy(update={"status": "passed"}))
 
 
 def _lease_keys(state: RunState) -> list[str]:

@@ -12,7 +12,6 @@ from shoal.contracts.node_states import MEMBERS
 from shoal.contracts.pools import SAMPLER, Sampler, terms_of
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import ClaimRenewal, ClaimRequest, Lease, LeaseRequest, StepInfo, ValidationJob
-from shoal.contracts.settings import Rollouts
 from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work, may_be_parted
 from shoal.orchestrator.evaluation import credit, evaluations
 from shoal.orchestrator.nodes.membership import require_pool
@@ -131,11 +130,10 @@ def step_for(
     open_steps = openable_steps(state)  # by now it may be none: a verdict seals the last one whenever it comes
     first = open_steps[0] if open_steps else load.step
     info = _told(state, state.codec.step(load.step), latest, load, first, leases)
-    if not in_parts or not may_be_parted(state.codec.step(load.step)):
+    rollouts = state.config.rollouts
+    if rollouts is None or not in_parts or not may_be_parted(state.codec.step(load.step)):
         return info
-    return info.model_copy(
-        update={"hand_in_every_seconds": (state.config.rollouts or Rollouts()).hand_in_every_seconds}
-    )
+    return info.model_copy(update={"hand_in_every_seconds": rollouts.hand_in_every_seconds})
 
 
 def _told(
@@ -170,9 +168,8 @@ def _is_open(state: RunState, work: Work) -> bool:
             return work in evaluations.open_slices(state)
 
 
-def _require_room(state: RunState, node: str, work: Work) -> Look:
+def _require_room(state: RunState, node: str, work: Work, look: Look) -> None:
     """Whether another file for this work is needed of this node; raises `Refusal`. The caller holds `lease_lock`."""
-    look = Look(state, node)
     match work:
         case EvaluationSlice(number=number):
             offered = look.is_trusted and evaluations.is_offered(
@@ -198,7 +195,6 @@ def _require_room(state: RunState, node: str, work: Work) -> Look:
                     ProblemCode.NEWCOMERS_SHARE,
                     f"nodes without an accepted file of late hold their share of step {step} by now: ask GET /v1/step again in a second",
                 )
-    return look
 
 
 def lease_for(state: RunState, request: LeaseRequest) -> Lease:
@@ -231,7 +227,11 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
             for old in dropped:
                 end(state, old, "abandoned")
             require_no_wait(state.nodes.require_member(request.node), now)
-        look = _require_room(state, request.node, work)
+        look = Look(state, request.node)
+        takes_rests = request.parts and look.is_trusted and isinstance(work, TrainingStep)
+        rest = parts.left_for(state, request.node, work.number) if takes_rests else None
+        if rest is None:  # a rest needs no room of its own: with it groups count that are accepted already
+            _require_room(state, request.node, work, look)
         if unjudged_files(state, request.node) >= MOST_UNJUDGED_FILES:
             raise Refusal(
                 ProblemCode.FILES_NOT_JUDGED,
@@ -240,10 +240,8 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
         require_quota(state, request.node, sum(is_open(r, now) and r.sha256 is None for r in mine), now)
         reveal(state, work)
         drawn_by = DrawnBy(pool=record.pool, sampler=_sampler_of_pool(state, record))
-        if request.parts and look.is_trusted and isinstance(work, TrainingStep):
-            rest = parts.continued(state, request.node, work.number, expires, drawn_by)
-            if rest is not None:
-                return rest
+        if rest is not None:
+            return parts.continued(state, rest, request.node, expires, drawn_by)
         # What was dropped comes again: numbers go on by files alone, or a node could pass over any.
         again = give_again(state, mine, work.number, expires, drawn_by)
         lease = again or state.leases.issue(request.node, work.number, shape.groups, now, expires, drawn_by)

@@ -13,6 +13,7 @@ from shoal.contracts.protocol import Lease, LeaseReturn
 from shoal.orchestrator.evaluation import credit
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.work.leases import is_open
+from shoal.orchestrator.work.parts import is_own
 from shoal.orchestrator.work.records import DrawnBy, LeaseRecord
 from shoal.orchestrator.work.standing import drop
 from shoal.telemetry import get_logger
@@ -38,10 +39,11 @@ def give_up_leases(state: RunState, node: str) -> None:
 
 
 def end(state: RunState, record: LeaseRecord, status: Literal["abandoned", "returned"]) -> None:
-    """Close an open lease for which no file came, at its node's account."""
+    """Close an open lease for which no file came, at its node's account. Handing back what another node left is free: two of them may."""
     state.leases.put(record.model_copy(update={"status": status, "charged": False}))
     credit.give_back(state, record)
-    drop(state, record)
+    if status != "returned" or is_own(record):
+        drop(state, record)
 
 
 def give_again(

@@ -8,13 +8,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shoal.contracts.base import NodeId
 from shoal.ledger.entries import Accepted
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.queue import Job
 from shoal.orchestrator.work.allocation import StepLoad
 from shoal.orchestrator.work.leases import is_open
 from shoal.orchestrator.work.open_work import openable_steps
-from shoal.orchestrator.work.parts import free_parts
+from shoal.orchestrator.work.records import LeaseRecord
 from shoal.orchestrator.work.standing import relied_on
 from shoal.orchestrator.work.step_counter import counting
 
@@ -57,7 +58,7 @@ def loads(state: RunState, steps: Sequence[int], pending: Mapping[int, int] | No
             needed_groups=state.schedule.needed_groups,
             accepted_groups=accepted_groups(state, step),
             pending_groups=pending.get(step, 0),
-            judged_groups=sum(file.groups for file in list(state.view.accepted.get(step, ()))),
+            judged_groups=sum(file.groups for file in counted_files(state, step)),
         )
         for step in steps
     ]
@@ -83,14 +84,13 @@ def under_way(state: RunState, good: Collection[str]) -> UnderWay:
 
 
 def _parts(state: RunState, now: float) -> Iterator[_LoadPart]:
-    for lease in state.leases.all():
-        if is_open(lease, now):
-            yield _LoadPart(lease.lease.node, lease.lease.step, lease.groups, lease.given_unix)
-    for job in state.queue.all():
-        if not _is_unjudged(job):
-            yield _LoadPart(job.record.node, job.record.step, job.record.groups)
-    for file in _waiting_parts(state):
-        yield _LoadPart(file.node, file.step, file.groups)
+    leases = [lease for lease in state.leases.all() if is_open(lease, now)]
+    jobs = [job for job in state.queue.all() if not _is_unjudged(job)]
+    for lease in leases:
+        yield _LoadPart(lease.lease.node, lease.lease.step, lease.groups, lease.given_unix)
+    for job in jobs:
+        yield _LoadPart(job.record.node, job.record.step, job.record.groups)
+    yield from _waiting_parts(state, leases, jobs)
 
 
 def unjudged_files(state: RunState, node: str) -> int:
@@ -108,17 +108,39 @@ def counted_files(state: RunState, step: int) -> list[Accepted]:
     return counting(list(state.view.accepted.get(step, ())), state.codec.shape.groups)
 
 
-def _waiting_parts(state: RunState) -> Iterator[Accepted]:
-    """Accepted files that do not count yet, while somebody works on the rest: it is as good as theirs. Where nobody does, a step must not wait."""
-    now, leases = state.clock(), state.leases.all()
-    for step in openable_steps(state):
-        files = [file for file in list(state.view.accepted.get(step, ())) if file.part is not None]
-        if files:
-            left = {each.part.drawn_for for each in free_parts(leases, step, now) if each.part is not None}
-            there = {(file.node, file.file) for file in counting(files, state.codec.shape.groups)}
-            for file in files:
-                if file.part is not None and file.part.drawn_for not in left and (file.node, file.file) not in there:
-                    yield file
+def _waiting_parts(state: RunState, leases: Sequence[LeaseRecord], jobs: Sequence[Job]) -> Iterator[_LoadPart]:
+    """Accepted files that do not count yet, while all that they wait for is under way in these leases and jobs, and as old as the oldest of them.
+
+    With the rest they are as good as there. Where any group of it is nobody's, a step must not wait.
+    """
+    steps = openable_steps(state)
+    files = {step: [file for file in list(state.view.accepted.get(step, ())) if file.part is not None] for step in steps}
+    if not any(files.values()):
+        return
+    under_way: dict[tuple[int, NodeId, int], set[int]] = {}
+    given: dict[tuple[int, NodeId, int], float] = {}
+    for lease in leases:
+        if lease.part is not None:
+            of = (lease.lease.step, *lease.part.drawn_for)
+            under_way.setdefault(of, set()).update(lease.part.groups)
+            if lease.given_unix is not None:
+                given[of] = min(lease.given_unix, given.get(of, lease.given_unix))
+    for job in jobs:
+        if job.record.part is not None:
+            under_way.setdefault((job.record.step, *job.record.part.drawn_for), set()).update(job.record.part.groups)
+    groups = set(range(state.codec.shape.groups))
+    for step in steps:
+        counted = {(file.node, file.file) for file in counting(files[step], len(groups))}
+        waiting = [file for file in files[step] if (file.node, file.file) not in counted]
+        there: dict[tuple[int, NodeId, int], set[int]] = {}
+        for file in waiting:
+            if file.part is not None:
+                there.setdefault((step, *file.part.drawn_for), set()).update(file.part.groups)
+        for file in waiting:
+            if file.part is not None:
+                of = (step, *file.part.drawn_for)
+                if groups <= there[of] | under_way.get(of, set()):
+                    yield _LoadPart(file.node, step, file.groups, given.get(of))
 
 
 def signal_rate(state: RunState) -> float:

@@ -5,13 +5,14 @@ have drawn it. Each lease still has one file: the rest of one is a lease of its 
 to one node at a time. A part that is refused is free again, and so is one whose lease ends without a file.
 
 A node gains nothing by leaving out what it dislikes: others draw just that, and the groups that it likes count only together with it
-(`step_counter.counting`). Giving up a rest costs its node what handing back a lease costs.
+(`step_counter.counting`). Giving up a rest of its own costs a node what handing back a lease costs. A rest that nobody finishes is offered to
+`MOST_CONTINUING` other nodes in turn and to none twice.
 
 Costs: an object more in the store for each part and each rest. The lease for a rest is found in the leases of open steps, which a request for a
 lease reads anyway. Called by `uploads`, `handout`, `verdicts` and `recovery`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import HandedPart, Lease, rest_of
@@ -23,6 +24,8 @@ from shoal.orchestrator.work.records import DrawnBy, LeaseRecord, SubmissionReco
 from shoal.orchestrator.work.standing import drop
 
 FREE = ("returned", "abandoned")
+MOST_CONTINUING = 2
+"""Nodes that try a part which others left. What two of them could not finish, as its rows are too long for instance, no third one will."""
 
 
 def split(state: RunState, lease: LeaseRecord, handed: HandedPart | None) -> tuple[LeasePart | None, LeasePart | None]:
@@ -30,12 +33,15 @@ def split(state: RunState, lease: LeaseRecord, handed: HandedPart | None) -> tup
     if handed is None:
         return lease.part, None
     work = known(state, lease.lease.step)
+    if state.config.rollouts is None:
+        raise Refusal(ProblemCode.WRONG_GROUPS, "this run takes leases whole: its spec has no `rollouts`")
     if work is None or not may_be_parted(work):
         raise Refusal(ProblemCode.WRONG_GROUPS, f"a lease for {lease.lease.step} is handed in whole: it has no parts")
     whole = lease.part or LeasePart(
         node=lease.lease.node, submission=lease.lease.submission, groups=list(range(work.shape.groups))
     )
-    rest = [place for place in whole.groups if place not in handed.groups]
+    there = set(handed.groups)
+    rest = [place for place in whole.groups if place not in there]
     if not rest or len(rest) + len(handed.groups) != len(whole.groups):
         raise Refusal(
             ProblemCode.WRONG_GROUPS,
@@ -65,22 +71,55 @@ def open_rest(state: RunState, file: SubmissionRecord, lease: LeaseRecord) -> Le
         lease=rest_of(file.lease),
         status="open" if keeps else "returned",
     )
-    if not keeps:
+    if not keeps and is_own(record):
         drop(state, record)
     return record
 
 
-def continued(state: RunState, node: str, step: int, expires_unix: float, drawn_by: DrawnBy) -> Lease | None:
-    """A lease for what others, or the node itself, left of a step; None when nothing is. The caller holds `lease_lock`."""
-    left = free_parts(state.leases.all(), step, state.clock())
-    if not left:
-        return None
-    before = min(left, key=lambda each: (each.lease.expires_unix, each.lease.lease))
+def is_own(record: LeaseRecord) -> bool:
+    """Whether the groups of a lease are drawn for its own node."""
+    return record.part is None or record.part.node == record.lease.node
+
+
+def left_for(state: RunState, node: str, step: int) -> LeaseRecord | None:
+    """The oldest lease of a step whose part this node may finish; None when there is none. The caller holds `lease_lock`."""
+    records = state.leases.all()
+    by_name = {record.lease.lease: record for record in records}
+    left = [
+        record
+        for record in free_parts(records, step, state.clock())
+        if _is_offered(list(_tried(record, by_name)), node)
+    ]
+    return min(left, key=lambda each: (each.lease.expires_unix, each.lease.lease), default=None)
+
+
+def _tried(record: LeaseRecord, by_name: Mapping[str, LeaseRecord]) -> Iterator[LeaseRecord]:
+    """Leases that were for the same part, the last one first."""
+    found: LeaseRecord | None = record
+    while found is not None:
+        yield found
+        found = by_name.get(found.follows) if found.follows is not None else None
+
+
+def _is_offered(tried: Sequence[LeaseRecord], node: str) -> bool:
+    """Whether a part for which these leases were is offered to this node."""
+    continuing = sum(record.follows is not None for record in tried)
+    had = {owner for record in tried for owner in (record.lease.node, record.part.node if record.part else None)}
+    return continuing < MOST_CONTINUING and node not in had
+
+
+def continued(
+    state: RunState, before: LeaseRecord, node: str, expires_unix: float, drawn_by: DrawnBy
+) -> Lease:
+    """A lease of this node for the part that `left_for` found. The caller holds `lease_lock`.
+
+    One write makes it: from then on the lease before it, which it names, is free no more, whatever is marked afterwards.
+    """
     assert before.part is not None
     record = state.leases.issue_part(
         before.part.model_copy(update={"left": 0}),
         node=node,
-        step=step,
+        step=before.lease.step,
         given_unix=state.clock(),
         expires_unix=expires_unix,
         drawn_by=drawn_by,
@@ -92,11 +131,13 @@ def continued(state: RunState, node: str, step: int, expires_unix: float, drawn_
 
 def free_parts(records: Collection[LeaseRecord], step: int, now_unix: float) -> list[LeaseRecord]:
     """Parts of this step's leases that nobody works on, and for which no file is there."""
+    followed = {record.follows for record in records}
     return [
         record
         for record in records
         if record.part is not None
         and record.lease.step == step
+        and record.lease.lease not in followed
         and (record.status in FREE or (record.status == "open" and not is_open(record, now_unix)))
     ]
 
