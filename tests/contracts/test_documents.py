@@ -271,6 +271,11 @@ def test_a_manifests_part_is_written_in_camel_case_and_read_in_either() -> None:
     assert issubclass(recipe.Recipe, SpecModel)
 
 
+def test_a_run_without_parts_of_leases_is_written_as_before_there_were_any() -> None:
+    assert "rollouts" not in json.loads(run_config().to_json())
+    assert "rollouts" in json.loads(run_config(rollouts={"hand_in_every_seconds": 60}).to_json())
+
+
 def test_the_configuration_of_a_run_holds_no_key_but_public_ones() -> None:
     text = run_config().model_dump_json()
     assert "PRIVATE" not in text

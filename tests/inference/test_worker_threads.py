@@ -24,9 +24,15 @@ def seen() -> dict[str, Any]:
     return what_it_saw("whole")
 
 
+@pytest.fixture(scope="module", params=["parts", "parting"])
+def in_parts(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """`parting`: a part is still being handed in as the worker is asked to stop."""
+    return what_it_saw(request.param)
+
+
 @pytest.fixture(scope="module")
-def in_parts() -> dict[str, Any]:
-    return what_it_saw("parts")
+def failing() -> dict[str, Any]:
+    return what_it_saw("failing")
 
 
 def what_it_saw(kind: str) -> dict[str, Any]:
@@ -104,6 +110,29 @@ def test_a_worker_that_is_stopped_hands_in_whole_groups_and_gives_nothing_back_b
     assert in_parts["left_in_tmp"] == []
 
 
+def test_a_group_that_is_whole_when_a_worker_is_stopped_is_in_a_file(in_parts: dict[str, Any]) -> None:
+    handed = {seed for file in in_parts["files"] for seed in file["seeds"]}
+    assert in_parts["whole_at_stop"]
+    assert {*in_parts["whole_at_stop"]} <= handed
+
+
+def test_each_lease_is_in_a_file_or_given_back_in_parts_too(in_parts: dict[str, Any]) -> None:
+    ends = [*(file["lease"] for file in in_parts["files"]), *in_parts["returned"]]
+    assert sorted(ends) == sorted({*in_parts["leased"]})
+
+
+@pytest.mark.parametrize("at", ["score", "write"])
+def test_a_part_that_fails_ends_its_lease_and_nothing_comes_under_it_any_more(failing: dict[str, Any], at: str) -> None:
+    failed = failing["failed"][at]
+    assert failed["lease"] in failing["returned"]
+    later = [
+        file for file in failing["files"] if file["first"] == failed["first"] and file["number"] >= failed["files"]
+    ]
+    assert later == []
+    ends = [*(file["lease"] for file in failing["files"]), *failing["returned"]]
+    assert sorted(ends) == sorted({*failing["leased"]})
+
+
 def main(folder: Path, kind: str) -> None:
     from benchmarks.workers.clock_engine import ClockEngine
 
@@ -158,9 +187,9 @@ def main(folder: Path, kind: str) -> None:
         environment_digest="0" * 64,
         tasks_digest="0" * 64,
         task_count=3,
-        group_size=2 if kind == "parts" else 6,
+        group_size=6 if kind == "whole" else 2,
         max_sequence_length=31_000,
-        sampling=Sampling(max_completion_tokens=30_720, groups_per_submission=3 if kind == "parts" else 1),
+        sampling=Sampling(max_completion_tokens=30_720, groups_per_submission=1 if kind == "whole" else 3),
         length_reward=None,
     )
     manifest = WeightsManifest(
@@ -177,7 +206,7 @@ def main(folder: Path, kind: str) -> None:
     (folder / "tmp").mkdir()
     server = SocketAgent(folder, agent)
     module.prompt_tokens = lambda *_: [5, 6]
-    module.completion_text = lambda _, tokens, __: f"{len(tokens)} tokens"
+    module.scored_text = lambda *_: "some tokens"
 
     def unsigned(_: object, lowest: int, highest: int) -> Any:
         return policy if lowest <= 3 <= highest else None
@@ -187,7 +216,7 @@ def main(folder: Path, kind: str) -> None:
     environment = Environment()
     worker._state, worker._public, worker._codec = agent.state, public, public.codec
     worker._training, worker._benchmarks = WorkContext(public, environment, [TASK] * 3), {}
-    worker._tokenizer, worker._eos, worker._tools = None, frozenset(), {"clock": None}
+    worker._tokenizer, worker._eos, worker._tools = None, frozenset(), [(worker._training, None)]
     worker._engine, worker._first = Engine(sequences=8, means=(1500.0,)), policy
     worker._engine.close = lambda: None
     worker._prepare = lambda: None
@@ -204,18 +233,66 @@ def main(folder: Path, kind: str) -> None:
     class Stopping(generation.Generation):
         """Is asked to stop behind some files, when groups of a lease are whole and others are not."""
 
+        def at_stop(self) -> None:
+            """Seeds of rows whose groups are whole now."""
+            for lease in self.batch.leases:
+                for group in range(len(lease.planned) // 2):
+                    rows = (2 * group, 2 * group + 1)
+                    if {*rows} <= lease.made.keys():
+                        whole_at_stop.extend(lease.planned[row].request.seed for row in rows)
+
         def turn(self) -> bool:
-            if len(agent.files) >= 12:
+            if kind != "failing" and len(agent.files) >= 12 and not STOP.is_set():
                 for lease in self.batch.leases:
-                    lease.next_part = 1e18
+                    lease.next_part = 1e18 if kind == "parts" or lease.parting else lease.next_part
                     groups = len(lease.planned) // 2
                     whole = sum({2 * group, 2 * group + 1} <= lease.made.keys() for group in range(groups))
-                    if 0 < whole < groups and not lease.parting:
+                    if 0 < whole < groups and lease.parting == (kind == "parting"):
                         STOP.set()
+                        self.at_stop()
             return super().turn()
 
-    if kind == "parts":
+    submit, score = worker._submit, worker._score
+    failed: dict[str, dict[str, Any]] = {}
+    whole_at_stop: list[int] = []
+
+    def slowly(lease: Any, rows: Any) -> None:
+        """A part of which the rest goes on takes its time, so that more of that is whole by then."""
+        if len(agent.files) >= 12 and lease.keeps_rest:
+            STOP.wait(0.3)
+            time.sleep(0.1)
+        submit(lease, rows)
+
+    def note_failed(at: str, lease: Any) -> None:
+        name = lease.holder.given.lease.lease
+        rest = agent.rests.get(name)
+        first = int(name, 16) if rest is None or rest.part is None else rest.part.submission
+        failed[at] = {"lease": name, "first": first, "files": len(agent.files)}
+
+    def score_fails(lease: Any) -> None:
+        if "score" not in failed and len(agent.files) >= 4 and lease.keeps_rest:
+            Environment.fail = True
+            note_failed("score", lease)
+        score(lease)
+
+    written = module.write_rollouts
+
+    def disk_is_full(*_: object) -> bytes:
+        raise OSError("the disk is full")
+
+    def write_fails(lease: Any, rows: Any) -> None:
+        if "write" not in failed and "score" in failed and len(agent.files) >= 8 and lease.keeps_rest:
+            note_failed("write", lease)
+            module.write_rollouts = disk_is_full
+        submit(lease, rows)
+        module.write_rollouts = written
+
+    if kind != "whole":
         agent.groups = 3
+        if kind == "parting":
+            worker._submit = slowly
+        if kind == "failing":
+            worker._score, worker._submit = score_fails, write_fails
         module.Generation = Stopping
         plan = worker._desk._plan
         worker._desk._plan = lambda *about: replace(plan(*about), part_seconds=0.002)
@@ -223,16 +300,23 @@ def main(folder: Path, kind: str) -> None:
         generation.GENERATE_SECONDS = 0.01  # too short for rows of the greatest length
         thread = threading.Thread(target=worker.run)
         thread.start()
+        if kind == "failing":
+            until(
+                "files behind two failures",
+                lambda: len(failed) == 2 and len(agent.files) >= failed["write"]["files"] + 8,
+            )
+            STOP.set()
         until("files, and a lease with a whole group", STOP.is_set)
         thread.join(60)
         assert not thread.is_alive()
         files = []
-        for handed, data in agent.files:
+        for number, (handed, data) in enumerate(agent.files):
             rows, rest = read_rollouts(data)[0], agent.rests.get(handed.lease)
             files.append(
                 {
                     "first": int(handed.lease, 16) if rest is None or rest.part is None else rest.part.submission,
                     "lease": handed.lease,
+                    "number": number,
                     "leased": int(handed.lease, 16) if rest is None else rest.submission,
                     "submission": rows[0].submission,
                     "groups": handed.part.groups if handed.part is not None else None,
@@ -241,14 +325,18 @@ def main(folder: Path, kind: str) -> None:
                 }
             )
         left = [path.name for path in (folder / "tmp").iterdir()]
-        found = {"files": files, "returned": agent.returned, "left_in_tmp": left}
+        leased = [*(f"{number:032x}" for number in range(agent.leases)), *agent.rests]
+        found = {
+            "files": files, "returned": agent.returned, "left_in_tmp": left, "leased": leased, "failed": failed,
+            "whole_at_stop": whole_at_stop,
+        }  # fmt: skip
         (folder / "seen.json").write_text(json.dumps(found))
         server.close()
         return
     line_is_free = threading.Event()
     worker._uploading.put(line_is_free.wait)
     lease = Lease(lease="ee" * 16, node="ab" * 32, step=4, submission=99, expires_unix=0.0)
-    given_up: Any = types.SimpleNamespace(given=types.SimpleNamespace(lease=lease), planned=[], made=[])
+    given_up: Any = types.SimpleNamespace(given=types.SimpleNamespace(lease=lease), planned=[], made=[], parting=False)
     worker._given_up(given_up, "sealed", None)
     counted = [*worker._returning] == ["ee" * 16] or bool(agent.returned)
     until("the return of a lease", lambda: agent.returned and not worker._returning)

@@ -169,11 +169,11 @@ def test_a_worker_pod_sees_nothing_of_the_store_nor_of_the_orchestrator() -> Non
     assert "sums-store" not in text
 
 
-def test_another_relay_restarts_only_the_orchestrator() -> None:
+def test_another_relay_or_parts_of_leases_restart_only_the_orchestrator() -> None:
     manifest, observed = yaml.safe_load_all((GOLDEN / "trainingrun" / "running" / "in.yaml").read_text())
-    run, _ = check(manifest)
 
-    def hashes(relays: int) -> dict[str, str]:
+    def hashes(relays: int, **changes: object) -> dict[str, str]:
+        run, _ = check(manifest | {"spec": manifest["spec"] | changes})
         addresses = names.cluster_addresses("sums", "default", relays=relays)
         children = training_run_children(run, IDENTITY, ObservedRun(**observed), addresses)
         return {
@@ -184,8 +184,9 @@ def test_another_relay_restarts_only_the_orchestrator() -> None:
             if "template" in made.get("spec", {})
         }
 
-    two, three = hashes(2), hashes(3)
-    assert [name for name in two if two[name] != three[name]] == ["sums-orchestrator"]
+    two = hashes(2)
+    for changed in (hashes(3), hashes(2, rollouts={"handInEverySeconds": 60})):
+        assert [name for name in two if two[name] != changed[name]] == ["sums-orchestrator"]
 
 
 def built(kind: str, case: str) -> dict[str, dict[str, Any]]:

@@ -90,7 +90,9 @@ def config_hashes(config: RunConfig) -> dict[str, str]:
     )
     # Running parts learn of changed keys by themselves: only the part whose own key was changed starts again, with it.
     begun = {"roster": first_roster(config.roster)}
-    shared = digest(config.model_copy(update={"addresses": addresses, "pools": [], "rollouts": None, **begun}).to_json())
+    shared = digest(
+        config.model_copy(update={"addresses": addresses, "pools": [], "rollouts": None, **begun}).to_json()
+    )
     hashes = {
         "orchestrator": digest(config.to_json()),
         **dict.fromkeys(("discovery", "trainer", "relay", "tracker", "ui"), shared),

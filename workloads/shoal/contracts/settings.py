@@ -43,7 +43,7 @@ class Rollouts(SpecModel):
         ...,
         ge=10,
         le=86_400,
-        description="Whole groups of a lease that takes longer are handed in after this time, and on SIGTERM. A killed worker loses what it made since.",
+        description="Whole groups of a lease that takes longer are handed in after this time, and on SIGTERM. A killed worker loses what came since.",
     )
 
 

@@ -250,6 +250,7 @@ class Worker:
 
     def _given_up(self, lease: RunningLease, reason: str, error: Exception | None) -> None:
         """The decoding loop has dropped this lease. It is given back beside decoding and uploads, and counts until it is."""
+        parting = lease.parting  # before its name, which changes first
         given = lease.given.lease
         log = get_logger().bind(step=given.step, submission=given.submission, reason=reason)
         if error is None:
@@ -258,11 +259,22 @@ class Worker:
             log.warning("gave the lease back: a tool failed", detail=str(error))
             self._desk.pause(TOOL_PAUSE_SECONDS)
         self._returning.add(given.lease)
-        self._at_returns.put(lambda: self._return(given, reason))
+        if (
+            parting
+        ):  # a part comes under its name still: what is left goes back behind that, under the name that it has then
+            self._scoring.put(lambda: self._uploading.put(lambda: self._return_rest(lease, given.lease, reason)))
+        else:
+            self._at_returns.put(lambda: self._return(given, reason))
 
     def _return(self, lease: Lease, reason: str) -> None:
         self._give_back(lease, reason)
         self._returning.discard(lease.lease)
+
+    def _return_rest(self, lease: RunningLease, name: str, reason: str) -> None:
+        """A lease that was given up while a part of it was handed in; `name`: its own at that time. What was spoiled is back already."""
+        if not lease.spoiled:
+            self._give_back(lease.given.lease, reason)
+        self._returning.discard(name)
 
     def _failed(self, lease: Lease, error: Exception, tokens: int = 0) -> None:
         """A lease failed that others need not fail with. Some in a row are this process's fault, and end it."""
@@ -343,17 +355,31 @@ class Worker:
                 version = given.policy.version
                 rows = assemble(lease.planned, lease.completions, given.lease, given.public, version, score)
         except Exception as error:
-            self._failed(given.lease, error, lease.tokens)
-            self._open.discard(lease)
+            failure = error
+            self._uploading.put(lambda: self._not_scored(lease, failure))
             return
         self._uploading.put(lambda: self._submit(lease, rows))
+
+    def _not_scored(self, lease: RunningLease, error: Exception) -> None:
+        """Behind the parts before it, after which its lease has the name to give back."""
+        self._file_failed(lease, error)
+        self._open.discard(lease)
+
+    def _file_failed(self, lease: RunningLease, error: Exception) -> None:
+        """No file comes for this lease, and of a part none for what is left."""
+        if lease.holder.spoiled:
+            metrics.LOST.labels("refused").inc(lease.tokens)
+            return
+        if lease.rest is not None:
+            lease.rest.spoiled = True
+        self._failed(lease.holder.given.lease, error, lease.tokens)
 
     def _submit(self, lease: RunningLease, rows: Sequence[Rollout]) -> None:
         """Write the file and hand it over; a file that nobody takes is given up."""
         given, policy, public = lease.holder.given.lease, lease.given.policy, lease.given.public
         if lease.holder.spoiled:  # a part before this one was not taken
             self._open.discard(lease)
-            self._not_taken(lease, given)
+            self._not_taken(lease, given, gives_back=False)
             return
         rows = [replace(row, submission=given.submission) for row in rows]  # the number that it has by now
         path = self._tmp / f"{given.lease}.parquet"
@@ -386,7 +412,7 @@ class Worker:
             log.warning("file not taken", reason=str(error))
             self._not_taken(lease, given, gives_back=isinstance(error, Refused))
         except Exception as error:  # a full disk, for one
-            self._failed(given, error, lease.tokens)
+            self._file_failed(lease, error)
         finally:
             for each in (path, path.with_suffix(".partial")):
                 each.unlink(missing_ok=True)
@@ -402,8 +428,6 @@ class Worker:
             return
         left.given = replace(left.given, lease=rest)
         left.parting = False
-        if left.dropped:
-            self._give_back(rest, "sealed")
 
     def _not_taken(self, lease: RunningLease, given: Lease, *, gives_back: bool = True) -> None:
         """A file is lost, and of a part also what is left. An open lease would be given once more, with the rows that were refused."""

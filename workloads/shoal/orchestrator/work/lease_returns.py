@@ -39,7 +39,7 @@ def give_up_leases(state: RunState, node: str) -> None:
 
 
 def end(state: RunState, record: LeaseRecord, status: Literal["abandoned", "returned"]) -> None:
-    """Close an open lease for which no file came, at its node's account. Handing back what another node left is free: two of them may."""
+    """Close an open lease for which no file came, at its node's account. Handing back what another node left is free: it goes to one more."""
     state.leases.put(record.model_copy(update={"status": status, "charged": False}))
     credit.give_back(state, record)
     if status != "returned" or is_own(record):

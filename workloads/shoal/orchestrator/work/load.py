@@ -109,12 +109,14 @@ def counted_files(state: RunState, step: int) -> list[Accepted]:
 
 
 def _waiting_parts(state: RunState, leases: Sequence[LeaseRecord], jobs: Sequence[Job]) -> Iterator[_LoadPart]:
-    """Accepted files that do not count yet, while all that they wait for is under way in these leases and jobs, and as old as the oldest of them.
+    """Accepted files that do not count yet, while all that they wait for is under way in these leases and jobs.
 
-    With the rest they are as good as there. Where any group of it is nobody's, a step must not wait.
+    Each is given as old as the oldest lease that it waits for. Where any group of the rest is nobody's, a step must not wait.
     """
     steps = openable_steps(state)
-    files = {step: [file for file in list(state.view.accepted.get(step, ())) if file.part is not None] for step in steps}
+    files = {
+        step: [file for file in list(state.view.accepted.get(step, ())) if file.part is not None] for step in steps
+    }
     if not any(files.values()):
         return
     under_way: dict[tuple[int, NodeId, int], set[int]] = {}

@@ -108,9 +108,7 @@ def _is_offered(tried: Sequence[LeaseRecord], node: str) -> bool:
     return continuing < MOST_CONTINUING and node not in had
 
 
-def continued(
-    state: RunState, before: LeaseRecord, node: str, expires_unix: float, drawn_by: DrawnBy
-) -> Lease:
+def continued(state: RunState, before: LeaseRecord, node: str, expires_unix: float, drawn_by: DrawnBy) -> Lease:
     """A lease of this node for the part that `left_for` found. The caller holds `lease_lock`.
 
     One write makes it: from then on the lease before it, which it names, is free no more, whatever is marked afterwards.
