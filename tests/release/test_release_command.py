@@ -49,6 +49,12 @@ def test_a_version_that_the_checkout_does_not_state_is_refused(tmp_path: Path) -
     assert "CHANGELOG.md has no section [9.9.9]" in done.stderr
 
 
+def test_a_former_key_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    done = release(VERSION, "--registry", CLOSED, "--folder", str(tmp_path), "--former-key", str(tmp_path / "old.pub"))
+    assert done.returncode == 1
+    assert f"release: there is no former key {tmp_path}/old.pub" in done.stderr
+
+
 def test_wheel_and_sdist_of_one_commit_are_the_same_bytes_wherever_they_are_built(tmp_path: Path) -> None:
     made = []
     for name in ("one", "another"):

@@ -71,6 +71,9 @@ def main(arguments: list[str]) -> int:
         key = str(Path(given.key).resolve()) if given.key else ""
         print(describe(plan), flush=True)
         reason = given.without_scan.strip()
+        for former in given.former_key:
+            if not former.is_file():
+                raise CannotRelease(f"there is no former key {former}")
         wrong = planned.problems(plan, steps.facts(plan, key, reason, work, given.build_only))
         if wrong or given.dry_run:
             print("".join(f"release: {one}\n" for one in wrong), file=sys.stderr, end="")

@@ -120,8 +120,8 @@ def build_image(plan: ReleasePlan, image: PublishedImage, architecture: str, sou
         "PUSH": str(pushed),
         "GIT_DIR": git("rev-parse", "--absolute-git-dir"),  # the image's label names the commit
     }
-    command = [source / "tools/images.sh", image.role]  # it pushes what it built: hence the registry
-    run(command, cwd=source, seconds=BUILD_SECONDS, access="registry", settings=settings)
+    program = source / "tools/images.sh"  # it pushes what it built: hence the registry
+    run([program, image.role], cwd=source, seconds=BUILD_SECONDS, access="registry", settings=settings)
     return (pushed / f"{image.key}-{architecture}").read_text().strip()
 
 
@@ -221,8 +221,8 @@ class RegistryClient:
 
     def pull_chart(self, version: str, folder: Path) -> Path:
         """The packed chart of a version, as the registry has it."""
-        pull = ["pull", f"oci://{self.chart}", "--version", version, "--destination", folder, *self.plain]
-        run([tool("helm"), *pull], access="registry")
+        of = ["--version", version, "--destination", str(folder), *self.plain]
+        run([tool("helm"), "pull", f"oci://{self.chart}", *of], access="registry")
         return folder / f"shoal-{version}.tgz"
 
 
@@ -251,16 +251,16 @@ class Signer:
     def sign_file(self, path: Path, bundle: Path) -> None:
         """Write the signature of a file as a bundle."""
         with self._services() as services:
-            sign = ["sign-blob", "--yes", "--key", self.key, *services, "--bundle", bundle, path]
-            run([self.program, *sign], access="key")
+            how = ["--yes", "--key", self.key, *services, "--bundle", str(bundle)]
+            run([self.program, "sign-blob", *how, path], access="key")
 
     def verify(self, reference: str, former: Sequence[Path] = ()) -> None:
         """Raises CannotRelease unless the key signed it, or one of the former public keys."""
         refusals = []
         for public in (self.public, *former):
-            command = ["verify", "--key", public, "--insecure-ignore-tlog=true", *self.http, reference]
+            how = ["--key", str(public), "--insecure-ignore-tlog=true", *self.http]
             try:
-                run([self.program, *command], access="registry")
+                run([self.program, "verify", *how, reference], access="registry")
             except CannotRelease as refused:
                 refusals.append(str(refused))
             else:

@@ -287,7 +287,7 @@ def lock_before(
             return lock_of(registry.pull_chart(version, Path(scratch)))
     if earlier:
         raise CannotRelease(
-            f"no earlier chart in {plan.chart} is signed by this key: {', '.join(earlier)}; give the public key of before with `--former-key`,"
+            f"no earlier chart in {plan.chart} is signed by this key: {', '.join(earlier)}; give the public key that signed one with `--former-key`,"
             " or take charts that nobody signed out of the registry"
         )
     return {}
