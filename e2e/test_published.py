@@ -74,10 +74,16 @@ def published(registry: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     record(images={"operator-amd64": {"compressed_mb": round(compressed / 1e6, 1)}})
     index = client.push_index(plan.at(image), [digest])
     assert client.push_index(plan.at(image), [digest]) == index  # a release that is made again changes nothing
+    assert client.digest(plan.at(image)) is None  # nothing is named before it is signed
+    for _ in range(2):
+        client.name(plan.at(image), index)
     with pytest.raises(planned.CannotRelease, match="never replaced"):
-        client.push_index(plan.at(image), [index])
+        client.name(plan.at(image), digest)
     steps.pack_chart(plan, {image.name(plan.version): index}, {}, work)
-    return plan, work, client.push_chart(work.files / f"shoal-{CURRENT}.tgz")
+    chart = client.push_chart(work.files / f"shoal-{CURRENT}.tgz")
+    assert client.digest(f"{plan.chart}:{CURRENT}") is None
+    client.name(f"{plan.chart}:{CURRENT}", chart)
+    return plan, work, chart
 
 
 def test_the_chart_in_the_registry_is_the_packed_one_and_its_lock_has_the_registrys_digests(

@@ -18,6 +18,8 @@ class Proxy:
         self.lost = 0
         self.busy = 0
         """Connections that are answered so, and are not passed on."""
+        self.connections = 0
+        """All that were ever accepted."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
@@ -31,6 +33,7 @@ class Proxy:
                 client, _ = self._server.accept()
             except OSError:
                 return
+            self.connections += 1
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:

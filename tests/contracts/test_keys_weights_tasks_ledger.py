@@ -22,6 +22,7 @@ from shoal.contracts.signed import Signed, sign
 from shoal.contracts.task_table import TASKS_SCHEMA, BadTaskTable, read_tasks, write_tasks
 from shoal.contracts.tasks import ChatMessage, Task, tasks_digest
 from shoal.contracts.weights import CheckpointFile, DeltaBase, ShardDescriptor, VersionOpen
+from shoal.contracts.work import LeasePart
 from shoal.crypto.canonical import document_digest
 from shoal.ledger.entries import GENESIS, Accepted, LedgerEntry, MalformedFact
 from shoal.rewards.total import total_reward
@@ -296,6 +297,7 @@ class TestLedger:
             "left_out": [0],
             "looked_at": 1,
             "keys": CHANGED_ROSTER,
+            "part": LeasePart(node="f" * 64, submission=1, groups=[0]),
         }
         rewritten = altered(entry, **{field: values.get(field, 77)})
         assert document_digest(rewritten) != document_digest(entry)

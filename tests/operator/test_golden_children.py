@@ -287,5 +287,7 @@ def test_whatever_a_builder_makes_a_record_of_a_release_may_have() -> None:
         owner = manifest["metadata"]["name"]
         made = [each for each in build(case) if each["kind"] != "Secret"]
         builder = Builder(TypeAdapter(dict[str, str]), lambda inputs, made=made: made)
-        kept = builder.read("0.0.1", builder.record({}, b"{}"), owner, manifest["spec"].get("run", owner))
+        kept = builder.read(
+            "0.0.1", builder.record({}, b"{}", lambda child: child), owner, manifest["spec"].get("run", owner)
+        )
         assert list(kept.was.values()) == made, case

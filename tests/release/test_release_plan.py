@@ -4,6 +4,7 @@ import hashlib
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tools.release.plan import (
@@ -11,14 +12,17 @@ from tools.release.plan import (
     Facts,
     PublishedImage,
     checksums,
-    earlier_version,
+    earlier_versions,
     lock,
     make_plan,
     notes,
     problems,
+    require_room,
     section,
 )
 from tools.release.steps import roles, stated_versions
+
+from shoal_operator.children.site import Site
 
 ROLES = ["operator", "runtime", "trainer"]
 DIGEST, OTHER = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
@@ -108,6 +112,7 @@ def test_a_checkout_that_is_ready_has_no_problem() -> None:
     assert problems(PLAN, READY) == []
     assert problems(PLAN, replace(READY, tagged=READY.head)) == []  # the tag started the pipeline
     assert problems(PLAN, replace(READY, scanner_problem="no database", scan="offline")) == []
+    assert problems(PLAN, replace(READY, builds_only=True, key="", key_exists=False, password_given=False)) == []
 
 
 @pytest.mark.parametrize(
@@ -150,6 +155,24 @@ def test_a_lock_keeps_what_runs_may_still_be_of() -> None:
     }
 
 
+def test_operators_read_the_lock_of_many_releases_and_no_release_makes_a_larger_one() -> None:
+    roles = [*ROLES, "discovery", "orchestrator", "publisher", "relay", "runner", "validator", "worker"]
+    made: dict[str, Any] = {}
+    plans = [make_plan(f"10.10.{number}", "registry.example.org/project", roles) for number in range(100)]
+    room = 1024 // len(plans[0].images)
+    for plan in plans[:room]:
+        require_room(plan, made)
+        made = lock(plan, {image.name(plan.version): DIGEST for image in plan.images}, made)
+    one_more = plans[room]
+    with pytest.raises(CannotRelease, match="the operator takes 1024 at most"):
+        require_room(one_more, made)
+    with pytest.raises(CannotRelease, match="the operator takes 1024 at most"):
+        lock(one_more, {image.name(one_more.version): DIGEST for image in one_more.images}, made)
+    site = Site.model_validate({"imageDigests": made["digests"], "imageRegistry": made["registry"]})
+    argument = site.model_dump_json(by_alias=True, exclude_defaults=True)
+    assert len(argument.encode()) < 120_000, "one argument of a program has less than 128 KiB"
+
+
 def test_a_lock_never_changes_a_digest_and_takes_nothing_but_digests() -> None:
     with pytest.raises(CannotRelease, match="the earlier release's lock has"):
         lock(PLAN, {"shoal/operator:1.2.3": DIGEST}, {"digests": {"shoal/operator:1.2.3": OTHER}})
@@ -157,9 +180,9 @@ def test_a_lock_never_changes_a_digest_and_takes_nothing_but_digests() -> None:
         lock(PLAN, {"shoal/operator:1.2.3": "latest"}, {})
 
 
-def test_the_release_before_is_found_by_numbers_not_by_letters() -> None:
-    assert earlier_version(["1.9.0", "1.10.0", "2.0.0", "latest", "1.11.0"], "1.11.0") == "1.10.0"
-    assert earlier_version(["1.2.3"], "1.2.3") is None
+def test_the_releases_before_are_found_by_numbers_not_by_letters() -> None:
+    assert earlier_versions(["1.9.0", "1.10.0", "2.0.0", "latest", "1.11.0"], "1.11.0") == ["1.10.0", "1.9.0"]
+    assert earlier_versions(["1.2.3"], "1.2.3") == []
 
 
 def test_checksums_are_those_that_sha256sum_reads(tmp_path: Path) -> None:

@@ -45,6 +45,19 @@ def main(arguments: list[str]) -> int:
         "--without-scan", default="", metavar="REASON", help="look for no vulnerabilities; the notes give the reason"
     )
     parser.add_argument("--folder", type=Path, help="where it is made (default: .cache/release/VERSION)")
+    parser.add_argument(
+        "--former-key",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="public key that an earlier release was signed with; may be given again",
+    )
+    parser.add_argument(
+        "--build-only",
+        action="store_true",
+        help="build and scan, without a key; the same command without this option goes on, signs and publishes",
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what would be made and what is wrong")
     given = parser.parse_args(arguments)
 
@@ -57,11 +70,19 @@ def main(arguments: list[str]) -> int:
         work = steps.ReleaseFolder((given.folder or steps.ROOT / ".cache" / "release" / plan.version).resolve())
         key = str(Path(given.key).resolve()) if given.key else ""
         print(describe(plan), flush=True)
-        wrong = planned.problems(plan, steps.facts(plan, key, given.without_scan.strip(), work))
+        reason = given.without_scan.strip()
+        for former in given.former_key:
+            if not former.is_file():
+                raise CannotRelease(f"there is no former key {former}")
+        wrong = planned.problems(plan, steps.facts(plan, key, reason, work, given.build_only))
         if wrong or given.dry_run:
             print("".join(f"release: {one}\n" for one in wrong), file=sys.stderr, end="")
             return 1 if wrong else 0
-        steps.make(plan, key, given.without_scan.strip(), work, say)
+        if given.build_only:
+            steps.build(plan, reason, work, say)
+            say(f"{plan.version} is built, and nothing of it is signed or named; release it without --build-only")
+            return 0
+        steps.make(plan, key, reason, work, say, [each.resolve() for each in given.former_key])
     except CannotRelease as refused:
         print(f"release: {refused}", file=sys.stderr)
         return 1

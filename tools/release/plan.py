@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shoal_operator.children.site import MOST_DIGESTS
+
 NUMBERS = re.compile(r"(0|[1-9]\d{0,5})\.(0|[1-9]\d{0,5})\.(0|[1-9]\d{0,5})")
 """No pre-releases: the chart, the package and the images would spell them in three ways."""
 REGISTRY = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:\d{1,5})?(/[a-z0-9]+([._-][a-z0-9]+)*)*")
@@ -87,6 +89,8 @@ class Facts:
     """Why there is to be no scan, or empty."""
     scanner_problem: str
     """Why the scanner cannot work, or empty."""
+    builds_only: bool = False
+    """Whether nothing is to be signed now."""
 
 
 class CannotRelease(Exception):
@@ -156,11 +160,13 @@ def problems(plan: ReleasePlan, facts: Facts) -> list[str]:
         found.append(f"the checkout has changes that no commit has ({first} first); commit or remove them")
     if facts.tagged not in (None, facts.head):
         found.append(f"the tag v{plan.version} names {str(facts.tagged)[:12]}, not this commit; raise the version")
-    if not facts.key:
+    if facts.builds_only:
+        pass
+    elif not facts.key:
         found.append("no key was given to sign with; make one with `cosign generate-key-pair`, and give KEY=cosign.key")
     elif not facts.key_exists:
         found.append(f"there is no key {facts.key}; make one with `cosign generate-key-pair`")
-    if not facts.password_given:
+    if not facts.builds_only and not facts.password_given:
         found.append("COSIGN_PASSWORD is not set; it must hold the password of the key, and may be empty")
     if facts.registry_problem:
         found.append(f"the registry {plan.registry} does not answer: {facts.registry_problem}")
@@ -179,8 +185,9 @@ def lock(plan: ReleasePlan, digests: Mapping[str, str], earlier: Mapping[str, An
     """The chart's `files/images.lock.json`: its registry, and digests by image. Those of an earlier release's lock stay: runs may still be of it.
 
     Costs about 100 bytes an image and release, in the operator's arguments too. Raises CannotRelease when the earlier lock has another digest for one
-    of this release's images.
+    of this release's images, and for more than operators take.
     """
+    require_room(plan, earlier)
     digest = re.compile(r"sha256:[0-9a-f]{64}")
     kept = dict(earlier.get("digests") or {})
     for name, said in [*kept.items(), *digests.items()]:
@@ -192,14 +199,24 @@ def lock(plan: ReleasePlan, digests: Mapping[str, str], earlier: Mapping[str, An
     return {"registry": plan.registry, "digests": dict(sorted({**kept, **digests}.items()))}
 
 
-def earlier_version(tags: Iterable[str], version: str) -> str | None:
-    """The latest release before this one among a chart's tags."""
+def require_room(plan: ReleasePlan, earlier: Mapping[str, Any]) -> None:
+    """Raises CannotRelease when the lock after `earlier` would hold more digests than operators take: each of them would end at its start."""
+    count = len({*(earlier.get("digests") or {}), *(image.name(plan.version) for image in plan.images)})
+    if count > MOST_DIGESTS:
+        raise CannotRelease(
+            f"the lock would have {count} digests, and the operator takes {MOST_DIGESTS} at most; change the limit in children/site.py first,"
+            " and how the chart hands them over"
+        )
+
+
+def earlier_versions(tags: Iterable[str], version: str) -> list[str]:
+    """The releases before this one among a chart's tags, latest first."""
 
     def numbers(tag: str) -> tuple[int, ...]:
         return tuple(map(int, tag.split(".")))
 
     before = [tag for tag in tags if NUMBERS.fullmatch(tag) and numbers(tag) < numbers(version)]
-    return max(before, key=numbers, default=None)
+    return sorted(before, key=numbers, reverse=True)
 
 
 def checksums(files: Mapping[str, bytes]) -> str:

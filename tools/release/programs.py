@@ -1,21 +1,22 @@
 """The programs that a release calls: Git, the package builder, `tools/images.sh`, skopeo, buildah, Helm, syft, grype, cosign. Thin.
 
 The Go programs are those that `tools/build.sh` pins. Whatever fails raises CannotRelease with the end of what the program said.
-Registry credentials are those of the caller's Docker or Helm configuration.
+Registry credentials are those of the caller's Docker or Helm configuration. Each program gets the secrets of its own work, and no others.
 """
 
 import contextlib
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import uuid
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 from tools.release.plan import CannotRelease, PublishedImage, ReleasePlan
@@ -26,6 +27,21 @@ BUILD_SECONDS = 4 * 3600.0
 CALL_SECONDS = 900.0
 """For one call that moves an image of gigabytes at most."""
 SAID_CHARACTERS = 1500
+UNSIGNED = "-unsigned"
+"""Behind the tag of an index, and the folder of a chart, that are pushed and not yet signed: nothing of a release refers to them."""
+SIGNING = re.compile(r"COSIGN_")
+SECRETS = re.compile(
+    r"COSIGN_|.*(TOKEN|PASSW|SECRET|CREDENTIAL|PRIVATE_KEY|API_KEY)|(REGISTRY_AUTH_FILE|HELM_REGISTRY_CONFIG|DOCKER_CONFIG|DOCKER_AUTH_CONFIG)$",
+    re.IGNORECASE,
+)
+"""Names of variables that open something."""
+Access = Literal["nothing", "registry", "key"]
+
+
+def environment_for(access: Access, environment: Mapping[str, str]) -> dict[str, str]:
+    """What a program may see: `key` everything, `registry` all but the signer's, `nothing` no secret at all."""
+    hidden = {"nothing": SECRETS, "registry": SIGNING, "key": None}[access]
+    return {name: value for name, value in environment.items() if hidden is None or not hidden.match(name)}
 
 
 def run(
@@ -34,15 +50,16 @@ def run(
     cwd: Path = ROOT,
     seconds: float = CALL_SECONDS,
     exact: bool = False,
+    access: Access = "nothing",
     settings: Mapping[str, str] | None = None,
 ) -> str:
     """What a program prints, or its messages if it prints nothing and `exact` is not asked. Raises CannotRelease when it fails or takes too long.
 
-    `settings` are environment variables beside those of this process.
+    `settings` are environment variables beside those of this process that `access` leaves.
     """
     words = [str(word) for word in command]
     called = " ".join([Path(words[0]).name, *words[1:]])[:300]
-    environment = os.environ | dict(settings or {})
+    environment = environment_for(access, os.environ) | dict(settings or {})
     try:
         done = subprocess.run(
             words,
@@ -103,7 +120,8 @@ def build_image(plan: ReleasePlan, image: PublishedImage, architecture: str, sou
         "PUSH": str(pushed),
         "GIT_DIR": git("rev-parse", "--absolute-git-dir"),  # the image's label names the commit
     }
-    run([source / "tools/images.sh", image.role], cwd=source, seconds=BUILD_SECONDS, settings=settings)
+    program = source / "tools/images.sh"  # it pushes what it built: hence the registry
+    run([program, image.role], cwd=source, seconds=BUILD_SECONDS, access="registry", settings=settings)
     return (pushed / f"{image.key}-{architecture}").read_text().strip()
 
 
@@ -129,7 +147,8 @@ class RegistryClient:
     def tags(self, repository: str) -> list[str]:
         """Tags of a repository; none where there is no such repository."""
         try:
-            return list(json.loads(run(["skopeo", "list-tags", *self.tls, f"docker://{repository}"]))["Tags"] or [])
+            said = run(["skopeo", "list-tags", *self.tls, f"docker://{repository}"], access="registry")
+            return list(json.loads(said)["Tags"] or [])
         except CannotRelease as refused:
             # Registries and versions of skopeo say it in different ways.
             if any(said in str(refused).lower() for said in ("name unknown", "name_unknown", "404 (not found)")):
@@ -138,7 +157,8 @@ class RegistryClient:
 
     def manifest(self, reference: str) -> bytes:
         """What the registry has under a reference, byte for byte."""
-        return run(["skopeo", "inspect", "--raw", *self.tls, f"docker://{reference}"], exact=True).encode()
+        command = ["skopeo", "inspect", "--raw", *self.tls, f"docker://{reference}"]
+        return run(command, exact=True, access="registry").encode()
 
     def digest(self, reference: str) -> str | None:
         """What a tag names, or None."""
@@ -151,36 +171,58 @@ class RegistryClient:
         return int(found["config"]["size"]) + sum(int(layer["size"]) for layer in found["layers"])
 
     def push_index(self, reference: str, digests: list[str]) -> str:
-        """One tag for the images of several architectures. Returns its digest. Raises CannotRelease for a tag that names others already."""
-        repository, _, tag = reference.rpartition(":")
-        if tag not in self.tags(repository):
-            name = f"localhost/shoal-index-{uuid.uuid4().hex}"
-            run(["buildah", "manifest", "create", name])
-            try:
-                for digest in digests:
-                    run(["buildah", "manifest", "add", *self.tls, name, f"docker://{repository}@{digest}"])
-                run(["buildah", "manifest", "push", "--all", *self.tls, name, f"docker://{reference}"])
-            finally:
-                run(["buildah", "rmi", name])
-        raw = self.manifest(reference)
+        """Push one index for the images of several architectures. Returns its digest. It has its reference once `name` gave it."""
+        unsigned = f"{reference}{UNSIGNED}"
+        local = f"localhost/shoal-index-{uuid.uuid4().hex}"
+        run(["buildah", "manifest", "create", local])
+        try:
+            for digest in digests:
+                image = f"docker://{reference.rpartition(':')[0]}@{digest}"
+                run(["buildah", "manifest", "add", *self.tls, local, image], access="registry")
+            push = ["buildah", "manifest", "push", "--all", *self.tls, local, f"docker://{unsigned}"]
+            run(push, access="registry")
+        finally:
+            run(["buildah", "rmi", local])
+        raw = self.manifest(unsigned)
         found = [each["digest"] for each in json.loads(raw).get("manifests", ())]
         if sorted(found) != sorted(digests):
-            raise CannotRelease(
-                f"{reference} in the registry is another image; a release is never replaced: raise the version"
-            )
+            raise CannotRelease(f"{unsigned} in the registry is not what was pushed; does another release run?")
         return _digest(raw)
 
     def push_chart(self, archive: Path) -> str:
-        """Push a packed chart. Returns the digest of its manifest."""
-        said = run([tool("helm"), "push", archive, f"oci://{self.chart.rpartition('/')[0]}", *self.plain])
+        """Push a packed chart. Returns the digest of its manifest. It has its version once `name` gave it: until then nobody installs it."""
+        folder, _, name = self.chart.rpartition("/")
+        beside = f"{folder}/{UNSIGNED.strip('-')}"
+        said = run([tool("helm"), "push", archive, f"oci://{beside}", *self.plain], access="registry")
         found = [line.split()[-1] for line in said.splitlines() if line.startswith("Digest:")]
         if len(found) != 1:
             raise CannotRelease(f"helm push did not say one digest: {said[-SAID_CHARACTERS:]}")
-        return found[0]
+        [digest] = found
+        self._copy(f"{beside}/{name}@{digest}", f"{self.chart}@{digest}")
+        return digest
+
+    def name(self, reference: str, digest: str) -> None:
+        """Give what the registry has under a digest the tag that people use. Raises CannotRelease for a tag that names something else already."""
+        repository, _, tag = reference.rpartition(":")
+        if tag not in self.tags(repository):
+            self._copy(f"{repository}@{digest}", reference)
+        if (found := _digest(self.manifest(reference))) != digest:
+            raise CannotRelease(
+                f"{reference} in the registry is {found}, not {digest}; a release is never replaced: raise the version"
+            )
+
+    def _copy(self, source: str, to: str) -> None:
+        """Byte for byte, within the registry."""
+        tls = ["--src-tls-verify=false", "--dest-tls-verify=false"] if self.tls else []
+        run(
+            ["skopeo", "copy", "--all", "--preserve-digests", *tls, f"docker://{source}", f"docker://{to}"],
+            access="registry",
+        )
 
     def pull_chart(self, version: str, folder: Path) -> Path:
         """The packed chart of a version, as the registry has it."""
-        run([tool("helm"), "pull", f"oci://{self.chart}", "--version", version, "--destination", folder, *self.plain])
+        of = ["--version", version, "--destination", str(folder), *self.plain]
+        run([tool("helm"), "pull", f"oci://{self.chart}", *of], access="registry")
         return folder / f"shoal-{version}.tgz"
 
 
@@ -195,22 +237,35 @@ class Signer:
         self.program = tool("cosign")
         self.http = ["--allow-http-registry"] if plan.plain_http else []
         self.public = folder / "cosign.pub"
-        self.public.write_text(run([self.program, "public-key", "--key", key]))
+        self.public.write_text(run([self.program, "public-key", "--key", key], access="key"))
         self.key = key
 
     def sign(self, reference: str) -> None:
         """Sign what the registry has under a reference by digest, all its architectures too."""
         with self._services() as services:
-            run([self.program, "sign", "--yes", "--recursive", "--key", self.key, *services, *self.http, reference])
+            run(
+                [self.program, "sign", "--yes", "--recursive", "--key", self.key, *services, *self.http, reference],
+                access="key",
+            )
 
     def sign_file(self, path: Path, bundle: Path) -> None:
         """Write the signature of a file as a bundle."""
         with self._services() as services:
-            run([self.program, "sign-blob", "--yes", "--key", self.key, *services, "--bundle", bundle, path])
+            how = ["--yes", "--key", self.key, *services, "--bundle", str(bundle)]
+            run([self.program, "sign-blob", *how, path], access="key")
 
-    def verify(self, reference: str) -> None:
-        """Raises CannotRelease unless the key signed it."""
-        run([self.program, "verify", "--key", self.public, "--insecure-ignore-tlog=true", *self.http, reference])
+    def verify(self, reference: str, former: Sequence[Path] = ()) -> None:
+        """Raises CannotRelease unless the key signed it, or one of the former public keys."""
+        refusals = []
+        for public in (self.public, *former):
+            how = ["--key", str(public), "--insecure-ignore-tlog=true", *self.http]
+            try:
+                run([self.program, "verify", *how, reference], access="registry")
+            except CannotRelease as refused:
+                refusals.append(str(refused))
+            else:
+                return
+        raise CannotRelease("; ".join(refusals))
 
     def verify_file(self, path: Path, bundle: Path) -> None:
         """Raises CannotRelease unless the key signed the file."""
@@ -244,6 +299,7 @@ def _syft(arguments: list[str], to: Path) -> None:
     partial = to.with_suffix(".partial")
     run(
         [tool("syft"), "scan", *arguments, "--quiet", "-o", f"spdx-json={partial}"],
+        access="registry" if arguments[0].startswith("registry:") else "nothing",
         settings={"SYFT_CHECK_FOR_APP_UPDATE": "false"},
     )
     if not json.loads(partial.read_text()).get("packages"):

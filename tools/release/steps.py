@@ -1,7 +1,8 @@
 """Makes a release, step after step, in a folder that remembers what is done: a release that was stopped goes on where it was.
 
-Up to `index` nothing has the names that people use. Images of single architectures are pushed as `role:1.2.3-amd64`; the chart, which alone names the
-others, comes last except for signatures. A whole release of nine roles costs 15 minutes on two cores with all layers there, and 2 GB of disk.
+`build` needs no key. What it pushes are images of single architectures, as `role:1.2.3-amd64`. `make` pushes indexes and the chart without the names
+that people use, signs each, and names it then; the chart, which alone names the others, comes last. A whole release of nine roles costs 15 minutes on
+two cores with all layers there, and 2 GB of disk.
 """
 
 import hashlib
@@ -12,10 +13,10 @@ import shutil
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from tools.release import plan as planned
@@ -61,6 +62,15 @@ class ReleaseFolder:
         return self.done[step]
 
 
+class BuiltRelease(NamedTuple):
+    """What a release has before anything of it is signed."""
+
+    images: dict[str, dict[str, Any]]
+    """By image and architecture: `digest`, `reference` and `bytes`."""
+    scanned: str
+    """The sentence about the scan for the notes."""
+
+
 def roles() -> list[str]:
     """Those that have a Dockerfile."""
     return sorted(path.parent.name for path in (ROOT / "images").glob("*/Dockerfile"))
@@ -79,7 +89,7 @@ def stated_versions() -> dict[str, str]:
     }
 
 
-def facts(plan: ReleasePlan, key: str, reason: str, work: ReleaseFolder) -> Facts:
+def facts(plan: ReleasePlan, key: str, reason: str, work: ReleaseFolder, builds_only: bool = False) -> Facts:
     """Ask the checkout, the registry and the scanner."""
     registry = programs.RegistryClient(plan)
     trouble = registry.problem()
@@ -97,6 +107,7 @@ def facts(plan: ReleasePlan, key: str, reason: str, work: ReleaseFolder) -> Fact
         published=not trouble and _published_by_others(plan, registry, work),
         scan=reason,
         scanner_problem="" if reason else programs.scanner_problem(),
+        builds_only=builds_only,
     )
 
 
@@ -110,11 +121,17 @@ def _published_by_others(plan: ReleasePlan, registry: programs.RegistryClient, w
     return not ours.is_file() or ours.read_bytes() != theirs
 
 
-def make(plan: ReleasePlan, key: str, reason: str, work: ReleaseFolder, say: Callable[[str], None]) -> dict[str, Any]:
-    """Make the release, publish it and verify what was published. Returns digests and sizes. `reason`: why nothing is scanned."""
+def _begin(plan: ReleasePlan, work: ReleaseFolder) -> str:
+    """Open the folder for this release of HEAD. Returns the time of HEAD, in seconds since 1970."""
     head, epoch = programs.git("log", "-1", "--format=%H %ct").split()
     images = [[image.key, *image.architectures] for image in plan.images]
     work.begin(version=plan.version, commit=head, registry=plan.registry, images=images)
+    return epoch
+
+
+def build(plan: ReleasePlan, reason: str, work: ReleaseFolder, say: Callable[[str], None]) -> BuiltRelease:
+    """Build all of the release and look through it, without its key. `reason`: why nothing is scanned."""
+    epoch = _begin(plan, work)
     registry = programs.RegistryClient(plan)
     if not work.source.exists():
         programs.checkout(work.source)
@@ -143,22 +160,44 @@ def make(plan: ReleasePlan, key: str, reason: str, work: ReleaseFolder, say: Cal
     say("scanning nothing, as asked" if reason else "scanning for known vulnerabilities")
     scanned = work.once(f"scan {reason}".strip(), _scan, bills, reason)
 
-    say("publishing and signing the images")
+    for program in ("helm", "cosign"):  # what signs builds nothing
+        programs.tool(program)
+    return BuiltRelease(built, scanned)
+
+
+def make(
+    plan: ReleasePlan,
+    key: str,
+    reason: str,
+    work: ReleaseFolder,
+    say: Callable[[str], None],
+    former: Sequence[Path] = (),
+) -> dict[str, Any]:
+    """Make the release, publish it and verify what was published. Returns digests and sizes.
+
+    `reason`: why nothing is scanned. `former`: public keys that earlier releases were signed with. What `build` made before is not made again.
+    """
+    _begin(plan, work)
+    registry = programs.RegistryClient(plan)
     signer = programs.Signer(plan, key, work.files)
+    before = work.once("lock before", lock_before, plan, registry, signer, former, say)
+    planned.require_room(plan, before)
+    built, scanned = build(plan, reason, work, say)
+
+    say("signing and publishing the images")
     references, digests = [], {}
     for image in plan.images:
         parts = [built[f"{image.key}-{each}"]["digest"] for each in image.architectures]
         digest = work.once(f"index {image.key}", registry.push_index, plan.at(image), parts)
         digests[image.name(plan.version)] = digest
         references.append(f"{plan.registry}/shoal/{image.role}@{digest}")
+        _sign_and_name(references[-1], plan.at(image), work, registry, signer)
 
-    say("packing and publishing the chart")
-    before = work.once("earlier lock", _earlier_lock, plan, registry, signer)
+    say("packing, signing and publishing the chart")
     work.once("chart packed", pack_chart, plan, digests, before, work)
     chart = work.once("chart", registry.push_chart, work.files / f"shoal-{plan.version}.tgz")
     references.append(f"{plan.chart}@{chart}")
-    for reference in references:
-        work.once(f"signature {reference}", signer.sign, reference)
+    _sign_and_name(references[-1], f"{plan.chart}:{plan.version}", work, registry, signer)
 
     made = json.loads((work.files / "images.lock.json").read_text())
     text = planned.notes(plan, (ROOT / "CHANGELOG.md").read_text(), made, chart, scanned)
@@ -167,6 +206,14 @@ def make(plan: ReleasePlan, key: str, reason: str, work: ReleaseFolder, say: Cal
     say("verifying what the registry and the folder have")
     verify(plan, work, registry, signer, references)
     return {"chart": chart, "images": built, "lock": made}
+
+
+def _sign_and_name(
+    reference: str, name: str, work: ReleaseFolder, registry: programs.RegistryClient, signer: programs.Signer
+) -> None:
+    """Sign what the registry has under a digest, and only then give it the tag that people use."""
+    work.once(f"signature {reference}", signer.sign, reference)
+    work.once(f"name {name}", registry.name, name, reference.rpartition("@")[2])
 
 
 def verify(
@@ -217,14 +264,33 @@ def _scan(bills: dict[str, Path], reason: str) -> str:
     return policy.statement("", database, excepted)
 
 
-def _earlier_lock(plan: ReleasePlan, registry: programs.RegistryClient, signer: programs.Signer) -> dict[str, Any]:
-    """The lock of the release before, empty for the first one. The chart must be signed by the same key, or this release stops."""
-    version = planned.earlier_version(registry.tags(plan.chart), plan.version)
-    if version is None:
-        return {}
-    signer.verify(f"{plan.chart}@{registry.digest(f'{plan.chart}:{version}')}")
-    with tempfile.TemporaryDirectory() as scratch:
-        return lock_of(registry.pull_chart(version, Path(scratch)))
+def lock_before(
+    plan: ReleasePlan,
+    registry: programs.RegistryClient,
+    signer: programs.Signer,
+    former: Sequence[Path],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """The lock of the newest earlier chart that this key or a former one signed; empty for the first release. Says which charts are passed over.
+
+    Raises CannotRelease when there are earlier charts and none is signed so.
+    """
+    earlier = planned.earlier_versions(registry.tags(plan.chart), plan.version)
+    for version in earlier:
+        reference = f"{plan.chart}@{registry.digest(f'{plan.chart}:{version}')}"
+        try:
+            signer.verify(reference, former)
+        except CannotRelease as refused:
+            say(f"chart {version} is passed over, and digests that it alone has: {refused}")
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            return lock_of(registry.pull_chart(version, Path(scratch)))
+    if earlier:
+        raise CannotRelease(
+            f"no earlier chart in {plan.chart} is signed by this key: {', '.join(earlier)}; give the public key that signed one with `--former-key`,"
+            " or take charts that nobody signed out of the registry"
+        )
+    return {}
 
 
 def pack_chart(plan: ReleasePlan, digests: dict[str, str], before: dict[str, Any], work: ReleaseFolder) -> None:

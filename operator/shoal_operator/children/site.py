@@ -24,6 +24,10 @@ API_SERVER = "https://kubernetes.default.svc"
 """Audience that API servers have where nobody chose another; it is also that of a token without one."""
 
 
+MOST_DIGESTS = 1024
+"""Of images in one lock: 80 releases of a dozen. They reach the operator as one argument, of which Linux takes less than 128 KiB."""
+
+
 class NotAllowedHere(ClusterError):
     """A run asks for what the admin of this cluster does not allow."""
 
@@ -41,7 +45,9 @@ class Site(SpecModel):
         Annotated[str, StringConstraints(max_length=253)],
         Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")],
     ] = Field(
-        {}, max_length=128, description="Digests of releases' images, by their names; the chart of a release has them."
+        {},
+        max_length=MOST_DIGESTS,
+        description="Digests of releases' images, by their names; the chart of a release has them.",
     )
     image_pull_secrets: list[ObjectRef] = Field([], max_length=8, description="Registry credentials of every pod.")
     storage_class_name: ObjectRef | None = Field(

@@ -9,7 +9,6 @@ import base64
 import hashlib
 import hmac
 import json
-import time
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
@@ -80,7 +79,7 @@ def _s3_grant(config: RunConfig, full_key: str, max_bytes: int, expires_unix: fl
     assert spec is not None
     endpoint = urlsplit(spec.public_endpoint or spec.endpoint)
     try:
-        keys = identity_of(spec, home()).keys(seconds=max(0.0, expires_unix - time.time()))
+        keys = identity_of(spec, home()).keys()
     except (IdentityRefused, TokenServiceAway) as error:
         raise StoreUnavailable(f"cannot grant an upload: {error}") from None
     if keys.expires_unix is not None:

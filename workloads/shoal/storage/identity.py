@@ -31,7 +31,10 @@ MAX_ANSWER_BYTES = 64 << 10
 MAX_REASON = 300
 RENEWED_AFTER = 2 / 3
 """Share of their life after which keys are asked for again."""
+WAIT_SECONDS = 2 * REQUEST_SECONDS
+"""How long a thread without keys waits for the one that asks for them."""
 PAUSES = Backoff(1.0, 60.0)
+"""Between failures. Until a pause is over, everybody gets the failure before: whoever asks for grants does not drive the service."""
 PASSING_CODES = (
     "ExpiredTokenException",
     "ExpiredToken",
@@ -65,8 +68,8 @@ class Keys:
 class Identity(Protocol):
     """Who the store is asked as."""
 
-    def keys(self, seconds: float = 0.0) -> Keys:
-        """Keys that hold for `seconds` more, if the service gives such; raises IdentityRefused and TokenServiceAway."""
+    def keys(self) -> Keys:
+        """Keys that hold now; raises IdentityRefused and TokenServiceAway."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class StaticKeys:
     access_key: str = field(repr=False)
     secret_key: str = field(repr=False)
 
-    def keys(self, seconds: float = 0.0) -> Keys:
+    def keys(self) -> Keys:
         return Keys(self.access_key, self.secret_key)
 
 
@@ -101,47 +104,63 @@ class WebIdentity:
         self._held: Keys | None = None
         self._renew_unix = 0.0
         self._failures = 0
+        self._last_failure: IdentityRefused | TokenServiceAway | None = None
 
-    def keys(self, seconds: float = 0.0) -> Keys:
-        """Keys that hold for `seconds` more where their whole life is longer; raises IdentityRefused and TokenServiceAway."""
-        held = self._held
-        if held is not None and self._is_fresh(held, seconds):
+    def keys(self) -> Keys:
+        """Keys that hold now, however long; raises IdentityRefused and TokenServiceAway.
+
+        The service is asked for others when two thirds of their life are over, or after a failure's pause; no caller can bring that forward.
+        """
+        if (held := self._at_hand()) is not None:
             return held
         # Whoever still has keys that hold does not wait for the thread that asks for others.
-        if not self._lock.acquire(blocking=held is None or not self._holds(held, seconds)):
-            assert held is not None
-            return held
-        try:
-            held = self._held
-            if held is not None and self._is_fresh(held, seconds):
+        held = self._holding()
+        if not self._lock.acquire(timeout=0.0 if held is not None else WAIT_SECONDS):
+            if held is not None:
                 return held
-            return self._renewed(held)
+            raise TokenServiceAway(
+                f"token service {self._spec.sts_endpoint} has not answered another thread of this process within {WAIT_SECONDS:g} s"
+            )
+        try:
+            return self._at_hand() or self._renewed()
         finally:
             self._lock.release()
 
-    def _renewed(self, held: Keys | None) -> Keys:
+    def _at_hand(self) -> Keys | None:
+        """Keys, without a question to the service, or None when it is time to ask. Raises the last failure during its pause."""
+        if self._clock() >= self._renew_unix:
+            return None
+        failure, held = self._last_failure, self._holding()
+        if held is None and failure is not None:
+            raise type(failure)(str(failure))
+        return held
+
+    def _holding(self) -> Keys | None:
+        """The keys of the last exchange, unless they have ended."""
+        held = self._held
+        if held is None:
+            return None
+        assert held.expires_unix is not None
+        return held if self._clock() < held.expires_unix else None
+
+    def _renewed(self) -> Keys:
         now = self._clock()
         try:
-            fresh = _exchange(self._spec, self._token_file, self._session)
+            fresh = _exchange(self._spec, self._token_file, self._session, self._clock)
         except (IdentityRefused, TokenServiceAway) as error:
-            if held is None or not self._holds(held, 0.0):
-                raise
             self._failures += 1
-            self._renew_unix = now + PAUSES.after(self._failures)
+            self._last_failure = type(error)(str(error))  # the one that was raised holds the token in its frames
+            self._renew_unix = self._clock() + PAUSES.after(self._failures)
+            held = self._holding()
+            if held is None:
+                raise
             left = (held.expires_unix or now) - now
             structlog.get_logger().warning("store keys not renewed", error=str(error), seconds_left=round(left))
             return held
         assert fresh.expires_unix is not None
-        self._failures = 0
+        self._failures, self._last_failure = 0, None
         self._held, self._renew_unix = fresh, now + RENEWED_AFTER * (fresh.expires_unix - now)
         return fresh
-
-    def _is_fresh(self, held: Keys, seconds: float) -> bool:
-        return self._clock() < self._renew_unix and self._holds(held, seconds)
-
-    def _holds(self, held: Keys, seconds: float) -> bool:
-        assert held.expires_unix is not None
-        return self._clock() + seconds < held.expires_unix
 
 
 def identity_of(spec: S3Storage, pod: Path) -> Identity:
@@ -166,7 +185,7 @@ def _shared(spec: WorkloadIdentity, token_file: Path, session: str) -> WebIdenti
     return WebIdentity(spec, token_file, session)
 
 
-def _exchange(spec: WorkloadIdentity, token_file: Path, session: str) -> Keys:
+def _exchange(spec: WorkloadIdentity, token_file: Path, session: str, clock: Callable[[], float]) -> Keys:
     """One request to the token service; raises IdentityRefused and TokenServiceAway."""
     try:
         token = token_file.read_text().strip()
@@ -196,6 +215,9 @@ def _exchange(spec: WorkloadIdentity, token_file: Path, session: str) -> Keys:
         except ValueError:
             raise IdentityRefused(f"{where} answers with an Expiration that is no time") from None
         expires_unix = (expires if expires.tzinfo else expires.replace(tzinfo=UTC)).timestamp()
+        if expires_unix <= clock():
+            ended = _plain(found["Expiration"], token)
+            raise TokenServiceAway(f"{where} gives keys that ended at {ended}; compare its clock and this machine's")
         return Keys(found["AccessKeyId"], found["SecretAccessKey"], found["SessionToken"], expires_unix)
     code, reason = _text(answer, "Code"), _text(answer, "Message")
     said = _plain(": ".join(each for each in (code, reason) if each) or f"status {status}", token)
