@@ -44,6 +44,8 @@ def rows_of(seed: int, count: int, first: int = 0) -> list[PlannedRow]:
 class Tools:
     """Ends a row at its second token with a call."""
 
+    by_turns = False
+
     def pauses(self, tokens: Sequence[int]) -> bool:
         return True
 

@@ -72,7 +72,7 @@ def dropped(run: Orchestrator, node: str) -> int:
     """Leases for which this node was charged."""
     record = run.state.nodes.get(node)
     assert record is not None
-    return record.abandoned_leases
+    return int(record.abandoned_leases)
 
 
 def judge_all(run: Orchestrator) -> None:
