@@ -252,8 +252,9 @@ def main(folder: Path, kind: str) -> None:
                         self.at_stop()
             return super().turn()
 
+    patched: Any = module
     submit, score = worker._submit, worker._score
-    failed: dict[str, dict[str, Any]] = {}
+    failures: dict[str, dict[str, Any]] = {}
     whole_at_stop: list[int] = []
 
     def slowly(lease: Any, rows: Any) -> None:
@@ -267,25 +268,25 @@ def main(folder: Path, kind: str) -> None:
         name = lease.holder.given.lease.lease
         rest = agent.rests.get(name)
         first = int(name, 16) if rest is None or rest.part is None else rest.part.submission
-        failed[at] = {"lease": name, "first": first, "files": len(agent.files)}
+        failures[at] = {"lease": name, "first": first, "files": len(agent.files)}
 
     def score_fails(lease: Any) -> None:
-        if "score" not in failed and len(agent.files) >= 4 and lease.keeps_rest:
+        if "score" not in failures and len(agent.files) >= 4 and lease.keeps_rest:
             Environment.fail = True
             note_failed("score", lease)
         score(lease)
 
-    written = module.write_rollouts
+    written = patched.write_rollouts
 
     def disk_is_full(*_: object) -> bytes:
         raise OSError("the disk is full")
 
     def write_fails(lease: Any, rows: Any) -> None:
-        if "write" not in failed and "score" in failed and len(agent.files) >= 8 and lease.keeps_rest:
+        if "write" not in failures and "score" in failures and len(agent.files) >= 8 and lease.keeps_rest:
             note_failed("write", lease)
-            module.write_rollouts = disk_is_full
+            patched.write_rollouts = disk_is_full
         submit(lease, rows)
-        module.write_rollouts = written
+        patched.write_rollouts = written
 
     if kind != "whole":
         agent.groups = 3
@@ -303,7 +304,7 @@ def main(folder: Path, kind: str) -> None:
         if kind == "failing":
             until(
                 "files behind two failures",
-                lambda: len(failed) == 2 and len(agent.files) >= failed["write"]["files"] + 8,
+                lambda: len(failures) == 2 and len(agent.files) >= failures["write"]["files"] + 8,
             )
             STOP.set()
         until("files, and a lease with a whole group", STOP.is_set)
@@ -327,7 +328,7 @@ def main(folder: Path, kind: str) -> None:
         left = [path.name for path in (folder / "tmp").iterdir()]
         leased = [*(f"{number:032x}" for number in range(agent.leases)), *agent.rests]
         found = {
-            "files": files, "returned": agent.returned, "left_in_tmp": left, "leased": leased, "failed": failed,
+            "files": files, "returned": agent.returned, "left_in_tmp": left, "leased": leased, "failed": failures,
             "whole_at_stop": whole_at_stop,
         }  # fmt: skip
         (folder / "seen.json").write_text(json.dumps(found))
