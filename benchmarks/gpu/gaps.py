@@ -31,6 +31,7 @@ from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_model import random_model, tokenizer_for
 from shoal.environments.prompts import load_tokenizer, prompt_tokens
 from shoal.environments.tokens import eos_token_ids
+from shoal.models.head import logits_of
 from shoal.proofs.calibration import Compared, ServedErrors, thresholds_for
 from shoal.proofs.chunks import layout
 from shoal.proofs.forward import Draw, decode_batch
@@ -215,7 +216,7 @@ def _by_cheap_weights(cheap: Any, seeds: Sequence[int], prompt: int, most_behind
         here = given.to(logits.device)
         positions = torch.full_like(here, prompt - 1 + step)
         last = cheap.model(input_ids=read, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
-        wanted = gumbel.draw(torch.log_softmax(cheap.lm_head(last).float(), dim=-1), here, positions)
+        wanted = gumbel.draw(torch.log_softmax(logits_of(cheap, last).float(), dim=-1), here, positions)
         behind, drawn = gumbel.redraw(torch.log_softmax(logits, dim=-1), wanted, here, positions)
         return torch.where(behind <= most_behind, wanted, drawn)
 

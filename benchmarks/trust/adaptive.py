@@ -40,6 +40,7 @@ from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import Verdict
 from shoal.inference.completions import Completion
 from shoal.inference.rollouts import PlannedRow
+from shoal.models.head import logits_of
 from shoal.proofs.calibration import drawn_gaps
 from shoal.sampling import gumbel
 from shoal.sampling.tails import at_least, too_many_left_out
@@ -135,8 +136,9 @@ class Liar:
         position = tokens.shape[1] - 1
         for step in range(max(each.max_tokens for each in requests)):
             logits = [
-                model.lm_head(
-                    model.model(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+                logits_of(
+                    model,
+                    model.model(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[:, -1],
                 ).float()
                 / requests[0].temperature
                 for model, cache in zip(models, caches, strict=True)

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from shoal.contracts.proof_profile import read_profile
 from shoal.contracts.rollouts import Rollout
+from shoal.models.head import logits_of
 from shoal.toploc import codec
 
 Float32 = npt.NDArray[np.float32]
@@ -41,7 +42,7 @@ class RightModel:
         tokens = torch.tensor([[*row.prompt_tokens, *row.completion_tokens]])
         first, count = len(row.prompt_tokens) - 1, len(row.completion_tokens)
         states = self._model.model(input_ids=tokens, use_cache=False).last_hidden_state[0, first : first + count]
-        logprobs = torch.log_softmax(self._model.lm_head(states).float() / row.temperature, dim=-1)
+        logprobs = torch.log_softmax(logits_of(self._model, states).float() / row.temperature, dim=-1)
         return Seen(states.float().numpy(), logprobs.numpy())
 
     def prove(self, row: Rollout) -> Rollout:

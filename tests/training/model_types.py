@@ -86,7 +86,7 @@ REFUSED: dict[str, ModelType] = {
     "gemma2": ModelType("Gemma2Config", {**HEADS, "query_pre_attn_scalar": 32}, "logits that are capped softly",
                         "the cap in the packed attention and in the head's tiles"),
     "mixtral": ModelType("MixtralConfig", {"hidden_size": 128, "num_local_experts": 4}, "experts under other names in the checkpoint",
-                         "its names of experts' matrices (`block_sparse_moe.experts.N.w1`) in `training/places.py`"),
+                         "its names of experts' matrices (`block_sparse_moe.experts.N.w1`) in `models/places.py`"),
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Mixtures of experts: packed as exact as alone, in and out by the checkpoint's own names, alike on any number of ranks, and what is refused."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from expert_models import EXPERTS, ROUNDED, Exact, write_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_logprobs import PACK, SAMPLES, plain, wavy
 from test_other_steps import Pod
 from tiny_run import Orchestrator, ranks, recipe
@@ -20,14 +21,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from servers import Loopback
 from shoal.contracts.recipe import Lora, TrainerSettings
-from shoal.training.experts import RoutedTokens, balance, grouped_linear, in_one_kernel, stacks
+from shoal.models.places import places, stacks
+from shoal.training.experts import RoutedTokens, balance, grouped_linear, in_one_kernel
 from shoal.training.export import Export
 from shoal.training.host_copy import HostCopy
 from shoal.training.lora import NoSuchLayer
-from shoal.training.model import load_policy, load_reference
+from shoal.training.model import load_policy, load_reference, policy_to_ask, policy_to_train, without_weights
 from shoal.training.optimizer import Optimizer
-from shoal.training.places import places
 from shoal.training.stored_weights import BadModel
+from shoal.validation.models import CannotHold, check_division, load_model, overwrite
 
 disable_progress_bar()
 
@@ -108,6 +110,43 @@ def test_another_versions_weights_are_taken_over_by_name(base: Path) -> None:
         other.load_weights([(name, matrix.T)])
 
 
+def rewritten(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
+    """Another tensor under this name of a checkpoint, or none."""
+    for path in folder.glob("*.safetensors"):
+        held = load_file(path)
+        if held.pop(name, None) is not None:
+            save_file(held if tensor is None else held | {name: tensor}, path, metadata={"format": "pt"})
+
+
+def test_a_validator_writes_the_next_version_over_the_one_that_it_holds(base: Path, tmp_path: Path) -> None:
+    """Each matrix of an expert, and the balancing bias. A version that lacks a matrix is refused, as is one of another shape."""
+    other = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        for tensor in other.state_dict().values():
+            tensor.add_(torch.linspace(-0.1, 0.1, tensor.numel()).view(tensor.shape))
+    other.save_pretrained(tmp_path / "next", max_shard_size="40KB")
+    model = load_model(base)
+    room = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+    beats: list[None] = []
+    overwrite(model, tmp_path / "next", lambda: beats.append(None))
+    assert len(beats) == len(stored(base))
+    assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == room
+    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in model.state_dict().items())
+    name = next(name for name in stored(base) if name.endswith(".experts.3.up_proj.weight"))
+    rewritten(tmp_path / "next", name, stored(base)[name].T.contiguous())
+    with pytest.raises(CannotHold, match=rf"{name} of shape \(32, 16\) is not a weight of the version before"):
+        overwrite(model, tmp_path / "next")
+    rewritten(tmp_path / "next", name, None)
+    with pytest.raises(CannotHold, match=rf"lacks 1 weights of the version before: {name}"):
+        overwrite(model, tmp_path / "next")
+
+
+def test_a_validator_of_several_gpus_refuses_experts_before_it_loads_them(base: Path) -> None:
+    check_division(base, 1)
+    with pytest.raises(CannotHold, match=r"2 GPUs cannot spread experts: .*set gpu.count of the validator to 1"):
+        check_division(base, 2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_written_is_the_checkpoint_that_was_read_bit_for_bit(
     base: Path, dtype: torch.dtype, tmp_path: Path
@@ -134,6 +173,19 @@ def test_what_is_written_is_the_checkpoint_that_was_read_bit_for_bit(
         torch.equal(one, other)
         for one, other in zip(again.state_dict().values(), policy.state_dict().values(), strict=True)
     )
+
+
+def test_weights_that_are_kept_on_the_host_leave_balancing_biases_where_routers_compute(base: Path) -> None:
+    """The device that computes is torch's `meta` here: another one than that of the host."""
+    elsewhere = dataclasses.replace(ranks(), device=torch.device("meta"))
+    settings = TrainerSettings(cpu_offload=True, data_type="Float32")
+    for made in (policy_to_train, policy_to_ask):
+        model = made(without_weights(base), settings, elsewhere).model
+        biases = {name for name, _ in model.named_buffers() if name.endswith("e_score_correction_bias")}
+        assert bool(biases) == ("qwen3_moe" not in str(base))
+        devices = {name: tensor.device.type for name, tensor in model.state_dict().items()}
+        assert {name for name, device in devices.items() if device == "meta"} == biases
+        assert set(devices.values()) - {"meta"} == {"cpu"}
 
 
 @pytest.mark.parametrize("counts", [[5, 0, 7, 1], [0, 0, 13, 0]])

@@ -20,6 +20,7 @@ import torch
 
 from shoal.contracts.proof_profile import DRAWN_GAPS, CalibrationSize, Control, ErrorRate, HonestErrors, ProofProfile
 from shoal.contracts.recipe import DrawnGaps, FileMean, ProofThresholds
+from shoal.models.head import logits_of
 from shoal.proofs import CannotCalibrate, forgeries
 from shoal.proofs.chunks import Chunks, Points, by_file, distance, layout, points_of
 from shoal.proofs.forgeries import changes, other_weights
@@ -358,7 +359,7 @@ def _served(
 def _gaps(model: Any, served: Served, states: Float32) -> Float32:
     """How far each token is behind the one that its seed draws from these states; nats, at least 0."""
     weight = next(model.lm_head.parameters())
-    logprobs = torch.log_softmax(model.lm_head(torch.from_numpy(states).to(weight)).float(), dim=-1)
+    logprobs = torch.log_softmax(logits_of(model, torch.from_numpy(states).to(weight)).float(), dim=-1)
     chosen = torch.tensor(served.completion, device=weight.device)
     positions = torch.arange(len(chosen), device=weight.device) + len(served.prompt) - 1
     gaps: Float32 = gumbel.redraw(logprobs, chosen, torch.full_like(chosen, served.seed), positions)[0].cpu().numpy()

@@ -19,21 +19,10 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm, linear
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from shoal.models.places import stacks
+
 NAME = "shoal_grouped"
 """Name of this computation in a transformers configuration."""
-GATE_UP, DOWN = "gate_up_proj", "down_proj"
-"""Stacks of shape experts x (2 x width) x hidden and experts x hidden x width, as transformers names them."""
-
-
-def is_stack(module: torch.nn.Module) -> bool:
-    """Whether a module holds experts as stacks that a checkpoint has as single matrices."""
-    held = [module._parameters.get(name) for name in (GATE_UP, DOWN)]
-    return all(stack is not None and stack.dim() == 3 for stack in held)
-
-
-def stacks(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """The modules of a model that hold experts, by name, in the order of its layers."""
-    return {name: module for name, module in model.named_modules() if is_stack(module)}
 
 
 def grouped_experts(

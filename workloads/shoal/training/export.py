@@ -20,12 +20,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from shoal.models.places import ADAPTERS, Place, places
 from shoal.storage.growing import GrowingWriter, Piece
 from shoal.training.host_copy import WEIGHTS, local, own_rows
-from shoal.training.lora import ADAPTERS, LoraLinear, merged_weight
+from shoal.training.lora import LoraLinear, merged_weight
 from shoal.training.model import Policy, served_dtype
 from shoal.training.parallel import Ranks, waiting_for
-from shoal.training.places import Place, places
 
 WEIGHTS_FILE = "model.safetensors"
 FILE_BYTES = 5_000_000_000

@@ -12,10 +12,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from shoal.contracts.recipe import Lora
-from shoal.training.experts import stacks
+from shoal.models.places import stacks
 
-ADAPTERS = ("lora_a", "lora_b")
-"""Parameters that an adapter adds to a linear layer."""
 EXPERT_MATRICES = {"gate_proj", "up_proj", "down_proj"}
 """Of an expert; in a model with experts some layers may have linear layers of these names too, and an adapter on those alone is hardly meant."""
 

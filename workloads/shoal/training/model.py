@@ -22,6 +22,8 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from shoal.contracts.recipe import TrainerSettings
+from shoal.models.head import logits_divisor
+from shoal.models.places import Place, places
 from shoal.storage.parallel import in_parallel
 from shoal.training.attention import LAYER_TYPES, NAME
 from shoal.training.batches import MicroBatch
@@ -32,7 +34,6 @@ from shoal.training.host_copy import local, own_rows
 from shoal.training.logprobs import ACCELERATOR_TILE_ELEMENTS, TILE_ELEMENTS, Look, TileLoss, head_logprobs, head_loss
 from shoal.training.lora import LoraLinear, add_adapters, merged_weight
 from shoal.training.parallel import Ranks
-from shoal.training.places import Place, places
 from shoal.training.stored_weights import BadModel, StoredTensor, StoredWeights, weights_in_folder
 
 RECOMPUTE_FROM_PARAMETERS = 50_000_000
@@ -41,8 +42,6 @@ they are a few megabytes, and a third more computing buys nothing.
 """
 PIECE_BYTES = 4 << 20
 """What is read of a weight at once, and by a thread."""
-DIVIDE_LOGITS = ("granite", "granitemoe")
-"""Model types whose `logits_scaling` divides the logits; under this name others may multiply."""
 SERVED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -57,7 +56,7 @@ class Policy(torch.nn.Module):
         self.tile_elements = TILE_ELEMENTS if on_cpu else ACCELERATOR_TILE_ELEMENTS
         self.offloads_activations = False
         # Granite divides its logits by a number; a temperature is another such number.
-        self.logits_scaling = float(getattr(model.config, "logits_scaling", 1.0))
+        self.logits_divisor = logits_divisor(model.config)
         model.config.use_cache = False
         model.set_attn_implementation(NAME)
         self.routed = RoutedTokens(model)
@@ -92,7 +91,7 @@ class Policy(torch.nn.Module):
             ).last_hidden_state[0]
             states = hidden[part.predicted_from]
         mine = part.completions
-        arguments = (states, head.weight, batch.targets[mine], batch.temperatures[mine] * self.logits_scaling)
+        arguments = (states, head.weight, batch.targets[mine], batch.temperatures[mine] * self.logits_divisor)
         value = None
         if loss is None:
             found = head_logprobs(*arguments, tile_elements=self.tile_elements)
@@ -348,7 +347,7 @@ def _check_computed(folder: Path, model: Any, stored: StoredWeights, ranks: Rank
         ("attn_logit_softcapping", None),
         ("final_logit_softcapping", None),
         ("logit_scale", 1.0),
-        ("logits_scaling", config.logits_scaling if config.model_type in DIVIDE_LOGITS else 1.0),
+        ("logits_scaling", logits_divisor(model.config)),
     ):
         if getattr(config, name, None) not in (None, neutral):
             problems.append(f"it sets {name}, which is not supported")
@@ -398,7 +397,7 @@ def _shard(policy: Policy, settings: TrainerSettings, ranks: Ranks | None, *, tr
     half = _in_halves(settings, ranks)
     on_host = settings.cpu_offload or (settings.offloaded.reference and not trained)
     if ranks is None or (ranks.world == 1 and ranks.device.type == "cpu" and not half and not on_host):
-        _make_room(policy, torch.device("cpu"))
+        _make_room(policy, torch.device("cpu"), torch.device("cpu"))
         return policy
     # A weight that is computed with in halves is still kept, reduced and updated in float32.
     precision = MixedPrecisionPolicy(
@@ -417,26 +416,29 @@ def _shard(policy: Policy, settings: TrainerSettings, ranks: Ranks | None, *, tr
             # Gradients are summed: the loss is divided by a count over all ranks already. PREMUL_SUM is NCCL's alone.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    _make_room(policy, torch.device("cpu") if on_host else ranks.device)
+    _make_room(policy, ranks.device, torch.device("cpu") if on_host else ranks.device)
     if ranks.world > 1 and ranks.device.type == "cuda":
         prefetch_layers(policy)
     return policy
 
 
 @torch.no_grad()
-def _make_room(policy: Policy, device: torch.device) -> None:
-    """Memory for the weights that have none yet, of a sharded one for this rank's rows; those that share one still do."""
+def _make_room(policy: Policy, computing: torch.device, keeping: torch.device) -> None:
+    """Memory for the weights that have none yet, of a sharded one for this rank's rows; those that share one still do.
+
+    Parameters lie where they are kept, and are moved for each pass. Buffers are moved by nobody: a router adds its balancing bias where it computes.
+    """
     made: dict[int, torch.nn.Parameter] = {}
     for module in policy.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.is_meta:
                 if id(parameter) not in made:
-                    room = torch.empty_like(parameter, device=device)
+                    room = torch.empty_like(parameter, device=keeping)
                     made[id(parameter)] = torch.nn.Parameter(room, requires_grad=parameter.requires_grad)
                 module._parameters[name] = made[id(parameter)]
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
-                module._buffers[name] = torch.empty_like(buffer, device=device)
+                module._buffers[name] = torch.empty_like(buffer, device=computing)
 
 
 def prefetch_layers(policy: Policy) -> None:

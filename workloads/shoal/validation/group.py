@@ -55,9 +55,9 @@ def decoder(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def head(model: Any, states: torch.Tensor) -> torch.Tensor:
-    """Logits [n, vocabulary] of states [n, hidden size]."""
-    logits: torch.Tensor = model.lm_head(states)
-    return logits
+    """Products [n, vocabulary] of states [n, hidden size] with the head; `models.head.logits_of` makes logits of them, at rank 0."""
+    products: torch.Tensor = model.lm_head(states)
+    return products
 
 
 ASKED = {"decoder": decoder, "head": head}

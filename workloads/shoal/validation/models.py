@@ -17,6 +17,8 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoModelForCausalLM
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
+from shoal.models.places import Place, places
+
 Beat = Callable[[], None]
 """Called for each tensor that was put in place, as a sign of life."""
 
@@ -60,30 +62,33 @@ def overwrite(model: Any, folder: Path, beat: Beat = no_beat) -> None:
     Each rank of a spread model reads its own share. Costs one pass over the files: 65 GB are 13 s at 5 GB/s from the page cache. Raises CannotHold
     where names or shapes differ; the model is of no use then, as after any other error.
     """
-    own = model.state_dict()
+    own, known = model.state_dict(), places(model)
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
-    missing = set(own) - set(tied)
+    missing = set(known)
+    known |= {name: Place(name, name, own[name].shape) for name in tied if name in own}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             names: list[str] = file.keys()
             for name in names:
                 weight = file.get_slice(name)
-                if name not in own or tuple(weight.get_shape()) != tuple(own[name].shape):
+                if name not in known or tuple(weight.get_shape()) != tuple(known[name].shape):
                     raise CannotHold(
                         f"{folder.name}/{path.name}: {name} of shape {tuple(weight.get_shape())} is not a weight of the version before"
                     )
-                for place in (name, *(other for other, source in tied.items() if source == name)):
-                    _take(own[place], weight)  # tied weights are no longer one where only the head is spread
+                for each in (name, *(other for other, source in tied.items() if source == name)):
+                    _take(
+                        known[each], own[known[each].state], weight
+                    )  # tied weights are two where only the head is spread
                 missing.discard(name)
                 beat()
     if missing:
         raise CannotHold(f"{folder.name} lacks {len(missing)} weights of the version before: {sorted(missing)[0]}")
 
 
-def _take(target: torch.Tensor, weight: Any) -> None:
-    """Copy a weight of a file, or this rank's share of it, over `target`."""
+def _take(place: Place, target: torch.Tensor, weight: Any) -> None:
+    """Copy a weight of a file, or this rank's share of it, over its place in `target`."""
     if not isinstance(target, DTensor):
-        target.copy_(weight[...])
+        place.within(target).copy_(weight[...])
         return
     local = target.to_local()
     share = [slice(None)] * local.dim()
@@ -95,7 +100,11 @@ def _take(target: torch.Tensor, weight: Any) -> None:
 
 
 def check_division(folder: Path, processes: int) -> None:
-    """Raises CannotHold, naming the number that does not fit, when the model in `folder` cannot be spread over this many GPUs."""
+    """Raises CannotHold, naming what does not fit, when the model in `folder` cannot be spread over this many GPUs."""
+    if processes > 1 and (expert := _an_expert_in(folder)) is not None:
+        raise CannotHold(
+            f"a validator of {processes} GPUs cannot spread experts: {folder.name} has {expert}; set gpu.count of the validator to 1"
+        )
     config = json.loads((folder / "config.json").read_bytes())
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size"):
         if name in config and config[name] % processes:
@@ -103,6 +112,16 @@ def check_division(folder: Path, processes: int) -> None:
                 f"a validator of {processes} GPUs cannot spread the model: they do not divide {name}, {config[name]}; set gpu.count of the"
                 " validator to a divisor"
             )
+
+
+def _an_expert_in(folder: Path) -> str | None:
+    """The name of some expert's matrix in a checkpoint's folder; None where there are no experts."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            names: list[str] = file.keys()
+            if found := [name for name in names if ".experts." in name]:
+                return min(found)
+    return None
 
 
 def weights_in(folder: Path) -> int:

@@ -21,6 +21,7 @@ import torch
 from shoal.contracts.evaluation import Truncation
 from shoal.contracts.pools import SAMPLER, Sampler
 from shoal.contracts.rollouts import Rollout
+from shoal.models.head import logits_of
 from shoal.sampling import gumbel
 from shoal.validation.truncation import Kept, doubt, truncated
 
@@ -161,7 +162,7 @@ def _one_row(
     parts, gaps, drawn = [], [], []
     for start in range(0, len(sampled), tile):
         here = slice(start, start + tile)
-        logits = model.lm_head(states[here]).float()
+        logits = logits_of(model, states[here]).float()
         logprobs = torch.log_softmax(logits / row.temperature, dim=-1)
         kept = truncated(logprobs, truncation, doubt(model.dtype, row.temperature)) if truncation is not None else None
         parts.append(_distribution(logits, logprobs, chosen[here], row.temperature, eos, kept))

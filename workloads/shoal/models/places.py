@@ -2,7 +2,7 @@
 
 A checkpoint has one matrix an expert (`mlp.experts.7.gate_proj.weight`). transformers holds all experts of a layer as two stacks: gate and up
 projections one above the other, and down projections. In: a model. Out: a `Place` for each name of the checkpoint. So loading and export go
-matrix by matrix, in both directions, and no stack is ever held twice. Pure; called by `model` and `export`.
+matrix by matrix, in both directions, and no stack is ever held twice. Pure; called by the trainer's `model` and `export`, and by validators.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.training.experts import DOWN, GATE_UP, stacks
-from shoal.training.lora import ADAPTERS
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
+"""Stacks of shape experts x (2 x width) x hidden and experts x hidden x width, as transformers names them."""
+ADAPTERS = ("lora_a", "lora_b")
+"""Parameters that a trainer's adapter adds to a linear layer; no checkpoint has them."""
+
+
+def is_stack(module: torch.nn.Module) -> bool:
+    """Whether a module holds experts as stacks that a checkpoint has as single matrices."""
+    held = [module._parameters.get(name) for name in (GATE_UP, DOWN)]
+    return all(stack is not None and stack.dim() == 3 for stack in held)
+
+
+def stacks(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """The modules of a model that hold experts, by name, in the order of its layers."""
+    return {name: module for name, module in model.named_modules() if is_stack(module)}
 
 
 @dataclass(frozen=True)
