@@ -1,5 +1,6 @@
 """Builders against golden files: `tests/golden/<kind>/<case>/{in,out}.yaml`. `pytest --update-golden` writes the outputs anew; read the diff."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from shoal_operator.children import (
 from shoal_operator.children.islands import island_count, serves_lighthouse
 from shoal_operator.children.releases import Builder
 from shoal_operator.children.runner import runner_count
+from shoal_operator.children.site import Site, with_digests
 from shoal_operator.engine.cluster import CHILD_KINDS
 from shoal_operator.render import placeholder_identity, to_yaml
 
@@ -286,5 +288,10 @@ def test_whatever_a_builder_makes_a_record_of_a_release_may_have() -> None:
         owner = manifest["metadata"]["name"]
         made = [each for each in build(case) if each["kind"] != "Secret"]
         builder = Builder(TypeAdapter(dict[str, str]), lambda inputs, made=made: made)
-        kept = builder.read("0.0.1", builder.record({}, b"{}"), owner, manifest["spec"].get("run", owner))
+        kept = builder.read(
+            "0.0.1",
+            builder.record({}, b"{}", partial(with_digests, site=Site())),
+            owner,
+            manifest["spec"].get("run", owner),
+        )
         assert list(kept.was.values()) == made, case
