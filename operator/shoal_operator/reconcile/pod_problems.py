@@ -37,8 +37,6 @@ ERROR_AT_END = re.compile(r'"error": ("(?:[^"\\]|\\.)*")\}$')
 """How a line with a traceback ends (`shoal.telemetry.logs`)."""
 MOST_ASKED = 5
 """Pods of a part about which Events are read. Those without a container that runs come first: of these only Events tell."""
-PROBES = ("Unhealthy", "ProbeWarning")
-"""Reasons of Events about probes. Their words differ while a part starts: refused, timeout, 503."""
 
 
 @dataclass(frozen=True, order=True)
@@ -85,8 +83,7 @@ def _told_by_events(cluster: Cluster, pods: Sequence[Object], now: datetime) -> 
         reason, note = cluster.warning_about(pod, since=_changed(pod))
         if not reason or (reason == "FailedScheduling" and _is_placed(pod)):
             continue
-        said = note.partition(":")[0] if reason in PROBES else note
-        return reason, f"pod {pod['metadata']['name']}: {reason}: {_short(said)}"
+        return reason, f"pod {pod['metadata']['name']}: {reason}: {_short(note)}"
     return None
 
 
@@ -162,13 +159,14 @@ def _stands(pod: Object, now: datetime) -> bool:
 
 
 def _loads(pod: Object, now: datetime) -> bool:
-    """Whether all containers run and one of them started so lately that it may still load a model: probes that fail are then no cause."""
+    """Whether all containers run and one of them started so lately that it may still load a model. Probes that fail are then no cause,
+    and their words change: refused, timeout, 503."""
     states = pod.get("status", {}).get("containerStatuses", [])
     if not states or not all(each.get("state", {}).get("running") for each in states):
         return False
-    began = [parse_time(each["state"]["running"].get("startedAt")) for each in states]
     lately = now - timedelta(seconds=STARTUP_SECONDS)
-    return any(each.get("started") is False for each in states) or any(at is not None and at > lately for at in began)
+    began = [parse_time(each["state"]["running"].get("startedAt")) for each in states]
+    return any(at is not None and at > lately for at in began)
 
 
 def _runs(pod: Object) -> bool:
