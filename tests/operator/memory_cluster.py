@@ -50,6 +50,10 @@ class MemoryCluster:
         """What is said to applies of objects, by `<kind>/<name>`."""
         self.warnings: dict[str, tuple[str, str]] = {}
         """Reason and words of the newest Warning about a workload or a pod, by its name."""
+        self.warned_at: dict[str, datetime] = {}
+        """When it was said, by the name; none: just now."""
+        self.asked_about: list[str] = []
+        """Names of what Events were read about."""
         self.classes: dict[str, Object] | None = None
         """StorageClasses by name; None: not to be known."""
         self.site: Site | None = None
@@ -84,10 +88,13 @@ class MemoryCluster:
         self._not_kept()
         return self.classes
 
-    def warning_about(self, about: Object, reason: str = "") -> tuple[str, str]:
+    def warning_about(self, about: Object, reason: str = "", since: datetime | None = None) -> tuple[str, str]:
         self._not_kept()
-        found = self.warnings.get(about["metadata"]["name"], ("", ""))
-        return found if reason in ("", found[0]) else ("", "")
+        name = about["metadata"]["name"]
+        self.asked_about.append(name)
+        found, at = self.warnings.get(name, ("", "")), self.warned_at.get(name)
+        old = since is not None and at is not None and at < since
+        return ("", "") if old or reason not in ("", found[0]) else found
 
     def _find(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         if kind == "Pod":

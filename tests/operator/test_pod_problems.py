@@ -179,22 +179,148 @@ def test_what_only_events_tell_is_said_of_a_pod_that_stands(cluster: MemoryClust
     cluster.warnings["sums-pool-0"] = "FailedMount", words
     cluster.time = NOW
     stands = on_a_node(conditions={"PodScheduled": "True", "Ready": "False"})
-    assert pods_problem(cluster, [stands]) == ("FailedMount", f"pod sums-pool-0: FailedMount: {words}")
+    assert told(cluster, stands) == ("FailedMount", f"pod sums-pool-0: FailedMount: {words}")
     for other in (
         on_a_node(conditions={"Ready": "True"}),
         on_a_node(JUST_NOW, conditions={"Ready": "False"}),
         on_a_node(deletionTimestamp=JUST_NOW),
         {**stands, "metadata": {**stands["metadata"], "name": "sums-pool-1"}},
     ):
-        assert pods_problem(cluster, [other]) is None
+        assert told(cluster, other) is None
 
 
-def test_the_words_do_not_change_while_a_kubelet_retries() -> None:
-    said = {
-        str(pod_problem(pod(containers=[container(waiting(each))]), NOW))
-        for each in ("ErrImagePull", "ImagePullBackOff")
+def told(
+    cluster: MemoryCluster, *pods: dict[str, Any], workload: dict[str, Any] | None = None, former: str = ""
+) -> tuple[str, str] | None:
+    return pods_problem(cluster, pods, workload, former)
+
+
+def runs_since(at: str, name: str = "sums-pool-0", **more: Any) -> dict[str, Any]:
+    """A pod that a node has had for long, whose container runs since a time."""
+    found = on_a_node("2026-11-21T10:00:00Z", conditions={"PodScheduled": "True", "Ready": "False"}, name=name)
+    found["status"]["containerStatuses"] = [container({"running": {"startedAt": at}}, started=True, **more)]
+    return found
+
+
+EARLY = "2026-11-21T10:01:00Z"
+
+
+@pytest.mark.parametrize("reason", ["FailedScheduling", "FailedMount", "FailedCreatePodSandBox"])
+def test_a_warning_from_before_a_pod_got_further_is_no_cause(cluster: MemoryCluster, reason: str) -> None:
+    cluster.time, pod = NOW, runs_since(EARLY)
+    cluster.warnings["sums-pool-0"] = reason, "as it was"
+    cluster.warned_at["sums-pool-0"] = datetime(2026, 11, 21, 10, 0, 30, tzinfo=UTC)
+    assert told(cluster, pod) is None
+    cluster.warned_at["sums-pool-0"] = NOW
+    assert (told(cluster, pod) is None) is (reason == "FailedScheduling"), "a pod that a node has was scheduled"
+
+
+def test_a_part_that_loads_a_model_has_no_problem(cluster: MemoryCluster) -> None:
+    cluster.time = NOW
+    cluster.warnings["sums-pool-0"] = "Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 503"
+    assert told(cluster, runs_since("2026-11-21T11:45:00Z")) is None
+    assert cluster.asked_about == [], "it costs no request either"
+
+
+def test_a_probe_that_fails_for_long_is_told_in_the_same_words(cluster: MemoryCluster) -> None:
+    cluster.time, found = NOW, set()
+    for port in (39938, 41002):
+        words = f'Get "http://10.2.0.7:8000/readyz": read tcp 10.2.0.1:{port}->10.2.0.7:8000: read: connection reset by peer'
+        cluster.warnings["sums-pool-0"] = "Unhealthy", f"Readiness probe failed: {words}"
+        found.add(told(cluster, runs_since(EARLY)))
+    [(reason, text)] = found
+    assert reason == "Unhealthy"
+    assert text.endswith("read tcp 10.2.0.1->10.2.0.7:8000: read: connection reset by peer")
+
+
+def test_pods_that_a_quota_refuses_are_not_hidden_behind_one_that_is_not_ready(cluster: MemoryCluster) -> None:
+    cluster.time = NOW
+    pool = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "sums-pool", "uid": "u"},
+            "spec": {"replicas": 2}, "status": {"replicas": 1}}  # fmt: skip
+    cluster.warnings |= {
+        "sums-pool-0": ("Unhealthy", "Readiness probe failed: 503"),
+        "sums-pool": ("FailedCreate", "exceeded quota"),
     }
-    assert len(said) == 1
+    refused = ("PodsRefused", "StatefulSet sums-pool: exceeded quota")
+    assert told(cluster, runs_since(EARLY), workload=pool) == refused
+
+
+def test_a_pod_without_a_volume_is_not_hidden_behind_others_that_are_not_ready(cluster: MemoryCluster) -> None:
+    cluster.time = NOW
+    stands = [runs_since(EARLY, f"sums-pool-{number}") for number in range(7)]
+    unmounted = on_a_node(conditions={"PodScheduled": "True", "Ready": "False"}, name="sums-pool-7")
+    unmounted["status"]["containerStatuses"] = [container(waiting("ContainerCreating"))]
+    cluster.warnings["sums-pool-7"] = "FailedMount", "no such secret"
+    assert told(cluster, *stands, unmounted) == ("FailedMount", "pod sums-pool-7: FailedMount: no such secret")
+    del cluster.warnings["sums-pool-7"]
+    cluster.asked_about.clear()
+    assert told(cluster, *stands, unmounted) is None
+    assert len(cluster.asked_about) == 5
+
+
+IMAGE = "registry.example.org/shoal/worker:x"
+TIMEOUT = (
+    'failed to pull and unpack image "{0}": failed to resolve reference "{0}": failed to do request: Head "https://registry.example.org/v2/": '
+    "dial tcp: lookup registry.example.org on 10.2.0.10:53: read udp 10.2.0.49:{1}->10.2.0.10:53: i/o timeout"
+)
+TRIES = [("ErrImagePull", TIMEOUT.format(IMAGE, port)) for port in (42728, 51920)]
+"""From another port at each try."""
+BACK_OFF = f'Back-off pulling image "{IMAGE}"'
+
+
+def pulls(reason: str, message: str, name: str = "sums-pool-0") -> dict[str, Any]:
+    return pod(name, containers=[container(waiting(reason, message), image=IMAGE)])
+
+
+@pytest.mark.parametrize(
+    "between",
+    [[(reason, f"{BACK_OFF}: {reason}: {said}") for reason, said in TRIES],
+     [("ImagePullBackOff", f"{BACK_OFF}: {said}") for _, said in TRIES],
+     [("ImagePullBackOff", BACK_OFF)]],
+    ids=["newer kubelet", "one between", "older kubelet"],
+)  # fmt: skip
+def test_the_words_do_not_change_while_a_kubelet_retries(
+    cluster: MemoryCluster, between: list[tuple[str, str]]
+) -> None:
+    said, former = set(), ""
+    for each in (TRIES[0], *between, TRIES[1], *between):
+        found = told(cluster, pulls(*each), pulls(*each, "sums-pool-1"), former=former)
+        assert found is not None
+        said.add(found)
+        former = f"0 of 2 pods are ready; {found[1]}; of 3 replicas the run's queue admits 2"
+    [(_, text)] = said
+    assert text.endswith("read udp 10.2.0.49->10.2.0.10:53: i/o timeout (and 1 more pods with problems)")
+    assert text.count("more pods") == 1
+
+
+def test_the_cause_of_another_image_is_not_taken(cluster: MemoryCluster) -> None:
+    former = "0 of 1 pods are ready; pod a: container b: image other:1 cannot be pulled: not found"
+    found = told(cluster, pulls("ImagePullBackOff", BACK_OFF), former=former)
+    assert found == ("ImagePull", f"pod sums-pool-0: container worker: image {IMAGE} cannot be pulled")
+
+
+def test_a_kubelet_that_gives_no_cause_between_two_tries_costs_no_status_write(cluster: MemoryCluster) -> None:
+    prepared(cluster)
+    cluster.objects.set_status("StatefulSet", "sums-pool", {"replicas": 2, "readyReplicas": 0, "observedGeneration": 1})
+    cluster.objects.set_status(
+        "Deployment", "sums-discovery", {"replicas": 1, "readyReplicas": 0, "observedGeneration": 1}
+    )
+    writes = []
+    for each in (*TRIES, ("ImagePullBackOff", BACK_OFF), TRIES[0], ("ImagePullBackOff", BACK_OFF)):
+        put_pod(cluster, "sums-pool-0", pulls(*each), set="sums-pool", component="pool")
+        put_pod(cluster, "sums-discovery-0", pulls(*each), component="discovery")
+        cluster.settle()
+        writes.append(cluster.status_writes)
+    assert "i/o timeout" in said(cluster, "DiscoveryReady")["message"]
+    assert "i/o timeout" in said(cluster, "InferencePoolReady")["message"]
+    assert writes == writes[:1] * 5
+
+
+def test_the_signature_of_a_registrys_address_is_hidden() -> None:
+    found = pod_problem(pulls("ErrImagePull", "GET https://blobs.example.org/x?se=2026&sig=Zk3l%2Bq9xW8v%3D: 403"), NOW)
+    assert found is not None
+    assert "Zk3l" not in found.text
+    assert "se=2026&sig=(hidden)" in found.text
 
 
 def test_the_worst_of_several_problems_is_shown_and_the_others_are_counted() -> None:

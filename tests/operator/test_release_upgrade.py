@@ -111,6 +111,33 @@ def test_a_lock_that_names_no_earlier_release_replaces_no_pod_of_a_run_that_is_k
     assert named <= {f"registry.example/{image}@{digest}" for image, digest in later.items()}, named
 
 
+def test_an_image_that_a_run_gives_with_a_digest_is_not_pulled_from_the_clusters_registry(
+    cluster: MemoryCluster, upgrade: Callable[..., None]
+) -> None:
+    """Neither where this release makes the pods, nor where they are kept as its record has them."""
+    cluster.site = Site(
+        image_digests=dict.fromkeys(OF_THIS_RELEASE.values(), f"sha256:{'1' * 64}"),
+        image_registry="registry.example",
+    )
+    pinned = f"{OF_THIS_RELEASE['worker']}@sha256:{'2' * 64}"
+    put(cluster, **PARTS, images={"worker": pinned})
+    running(cluster, version=2)
+    before = live_pods(cluster)
+    named = {image for each in before.values() for image in images_in(each)}
+    assert {image for image in named if not image.startswith("registry.example/")} == {pinned}
+    assert all(image.endswith(f"@sha256:{'1' * 64}") for image in named - {pinned}), named
+    upgrade()
+    cluster.settle()
+    assert {name: each["spec"] for name, each in live_pods(cluster).items()} == {
+        name: each["spec"] for name, each in before.items()
+    }
+    assert cluster.objects.deleting() == []
+    cluster.site = cluster.site.model_copy(update={"image_registry": "mirror.example"})
+    cluster.settle()
+    [kept], [moved] = (images_in(each["Deployment/sums-orchestrator"]) for each in (before, live_pods(cluster)))
+    assert moved == kept.replace("registry.example", "mirror.example"), "a record says no registry"
+
+
 def test_the_documented_patch_asks_for_this_release() -> None:
     [asked] = re.findall(r'"release":"([^"]*)"', (ROOT / "docs" / "journeys" / "my-cluster.md").read_text())
     assert asked == names.SOFTWARE_VERSION

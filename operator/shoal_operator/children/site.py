@@ -20,6 +20,9 @@ SHARED = "ReadWriteMany"
 REPOSITORIES = frozenset(image.rpartition(":")[0] for image in names.IMAGES.values())
 """Of the images of every release: a run may be as an earlier one made it."""
 
+RECORDED = "/"
+"""Before an image whose digest a release's record gave it, as no spec may begin one: it is pulled from the cluster's registry of today."""
+
 API_SERVER = "https://kubernetes.default.svc"
 """Audience that API servers have where nobody chose another; it is also that of a token without one."""
 
@@ -126,30 +129,38 @@ def _sources(pod: Object) -> list[Object]:
 
 
 def _pulled(container: Object, site: Site) -> Object:
-    """A release's image from the cluster's registry, by its digest: a tag that somebody moved changes no pod."""
-    pinned = _by_digest(container, site)
-    if pinned is None or site.image_registry is None:
-        return pinned or container
-    return {**pinned, "image": f"{site.image_registry}/{pinned['image']}"}
+    """A release's image from the cluster's registry, by its digest: a tag that somebody moved changes no pod. An image with a digest that no record
+    gave it is of the run's spec and stays."""
+    image = container["image"]
+    if image.startswith(RECORDED):
+        image = image.removeprefix(RECORDED)
+    elif not _is_released(image):
+        return container
+    elif digest := site.image_digests.get(image):
+        image = f"{image}@{digest}"
+    return {**container, "image": image if site.image_registry is None else f"{site.image_registry}/{image}"}
 
 
-def _by_digest(container: Object, site: Site) -> Object | None:
-    """A container of a release's image, with the digest that it has or that the admin gives; None for one of another image."""
-    image, _, digest = container["image"].partition("@")
-    if image.rpartition(":")[0] not in REPOSITORIES:
-        return None
-    digest = digest or site.image_digests.get(image, "")
-    return {**container, "image": f"{image}@{digest}" if digest else image}
+def _is_released(image: str) -> bool:
+    """Whether it is a release's image without a digest."""
+    return "@" not in image and image.rpartition(":")[0] in REPOSITORIES
+
+
+def _recorded(container: Object, site: Site) -> Object:
+    image = container["image"]
+    digest = site.image_digests.get(image) if _is_released(image) else None
+    return container if digest is None else {**container, "image": f"{RECORDED}{image}@{digest}"}
 
 
 def with_digests(child: Object, site: Site) -> Object:
-    """The child with the digests of its release's images, for the record of what made it: a later lock may name no earlier release."""
+    """The child with the digests of its release's images, for the record of what made it: a later lock may name no earlier release. What comes from
+    the record is written by `at_site` only, which takes `RECORDED` away."""
     if child["kind"] not in ("Deployment", "StatefulSet", "Job"):
         return child
     spec = child["spec"]
     pod = spec["template"]["spec"]
     pinned = {
-        field: [_by_digest(each, site) or each for each in pod[field]]
+        field: [_recorded(each, site) for each in pod[field]]
         for field in ("initContainers", "containers")
         if field in pod
     }

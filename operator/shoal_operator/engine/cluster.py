@@ -92,8 +92,9 @@ class Cluster(Protocol):
         It may cost a request.
         """
 
-    def warning_about(self, about: Object, reason: str = "") -> tuple[str, str]:
-        """Reason and words of the newest Warning Event about an object, of one reason where that is given; empty: nothing is known.
+    def warning_about(self, about: Object, reason: str = "", since: datetime | None = None) -> tuple[str, str]:
+        """Reason and words of the newest Warning Event about an object, of one reason where that is given; empty: nothing is known, or nothing
+        `since` a time.
 
         It may cost a request. Ask only about what is not well: a workload that lacks pods, a pod that does not become ready.
         """

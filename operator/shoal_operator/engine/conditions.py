@@ -29,6 +29,12 @@ def merge(wanted: Iterable[Condition], live: Object, now: datetime) -> list[Cond
     return merged
 
 
+def message_of(live: Object, kind: str) -> str:
+    """What an object's condition of this type says; empty for none."""
+    conditions = live.get("status", {}).get("conditions", [])
+    return str(next((found.get("message") or "" for found in conditions if found["type"] == kind), ""))
+
+
 def is_true(live: Object | None, kind: str) -> bool:
     """Whether an object's condition of this type is True."""
     conditions = (live or {}).get("status", {}).get("conditions", [])

@@ -47,7 +47,26 @@ EVENTS_BUDGET_SECONDS = 3.0
 MAX_EVENTS = 100
 """Events that are read about one object; whoever writes them repeats itself in series."""
 
-NO_WARNING = ("", "")
+
+@dataclass(frozen=True)
+class Warned:
+    """A Warning Event, with when it was seen last."""
+
+    reason: str = ""
+    note: str = ""
+    at: str = ""
+
+    def unless_before(self, since: datetime | None) -> tuple[str, str]:
+        """Reason and note; empty where it is older. One whose time nobody can read counts as new."""
+        try:
+            at = datetime.fromisoformat(self.at) if since is not None and self.at else None
+        except ValueError:
+            at = None
+        old = since is not None and at is not None and at.tzinfo is not None and at < since
+        return ("", "") if old else (self.reason, self.note)
+
+
+NO_WARNING = Warned()
 
 
 @dataclass
@@ -72,8 +91,8 @@ class Parts:
     site: Site = field(default_factory=Site)
     missing: Callable[[str, str], bool] = lambda kind, namespace: False
     """Whether the cluster lacks a kind, or its objects in a namespace may not be seen."""
-    warned: dict[str, tuple[float, tuple[str, str]]] = field(default_factory=dict)
-    """The newest Warning about an object, reason and words, with the time of reading, by the object's uid."""
+    warned: dict[str, tuple[float, Warned]] = field(default_factory=dict)
+    """The newest Warning about an object, with the time of reading, by the object's uid."""
 
 
 class KubernetesCluster:
@@ -129,12 +148,12 @@ class KubernetesCluster:
         self._not_kept()
         return self._parts.classes.read()
 
-    def warning_about(self, about: Object, reason: str = "") -> tuple[str, str]:
+    def warning_about(self, about: Object, reason: str = "", since: datetime | None = None) -> tuple[str, str]:
         self._not_kept()
         warned, now, uid = self._parts.warned, self._parts.foreign.clock(), about["metadata"]["uid"]
         read_at, said = warned.get(uid, (float("-inf"), NO_WARNING))
         if now - read_at < WARNED_SECONDS:
-            return said
+            return said.unless_before(since)
         selected = f"regarding.name={about['metadata']['name']},type=Warning" + (f",reason={reason}" if reason else "")
         query: dict[str, str | int] = {"fieldSelector": selected, "limit": MAX_EVENTS}
         try:
@@ -145,7 +164,7 @@ class KubernetesCluster:
         if len(warned) > MAX_FOREIGN:
             warned.clear()
         warned[uid] = (self._parts.foreign.clock(), said)
-        return said
+        return said.unless_before(since)
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         _known(kind)
@@ -297,8 +316,8 @@ class KubernetesCluster:
         return found
 
 
-def newest_warning(events: Sequence[Object], uid: str) -> tuple[str, str]:
-    """Reason and note of the newest Event about the object of this uid; empty for none. Controllers still write the fields of the older API."""
+def newest_warning(events: Sequence[Object], uid: str) -> Warned:
+    """The newest Event about the object of this uid; empty for none. Controllers still write the fields of the older API."""
 
     def newest(event: Object) -> str:
         seen = (event.get("series") or {}).get("lastObservedTime") or event.get("deprecatedLastTimestamp")
@@ -308,7 +327,7 @@ def newest_warning(events: Sequence[Object], uid: str) -> tuple[str, str]:
     if not about:
         return NO_WARNING
     last = max(about, key=newest)
-    return str(last.get("reason") or "Warning"), str(last.get("note") or "")
+    return Warned(str(last.get("reason") or "Warning"), str(last.get("note") or ""), newest(last))
 
 
 def owns_replicas(live: Object, manager: str) -> bool:

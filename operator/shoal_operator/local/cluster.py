@@ -83,7 +83,7 @@ class LocalCluster:
     def storage_classes(self) -> None:
         return None
 
-    def warning_about(self, about: Object, reason: str = "") -> tuple[str, str]:
+    def warning_about(self, about: Object, reason: str = "", since: datetime | None = None) -> tuple[str, str]:
         return "", ""
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:

@@ -36,7 +36,7 @@ _SECRETS = [
     re.compile(r"(?<!sha256:)(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{60,}={0,2}"),
 ]
 _NAMED = re.compile(
-    r"(?i)((?:password|passwd|pwd|passphrase|secret(?:_?-?key)?|token|api_?-?key|access_?-?key(?:_?id)?|private_?-?key|signature|credential)\\?[\"']?\s*[:=]\s*\\?[\"']?)"
+    r"(?i)((?:password|passwd|pwd|passphrase|secret(?:_?-?key)?|token|api_?-?key|access_?-?key(?:_?id)?|private_?-?key|signature|(?<![a-z])sig|credential)\\?[\"']?\s*[:=]\s*\\?[\"']?)"
     r"(?!\d+(?:\.\d+)?(?:[\s\"'\\,;&}]|$))[^\s\"'\\,;&}]{4,}"
 )
 HIDDEN = "(hidden)"

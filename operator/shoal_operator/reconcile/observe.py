@@ -17,14 +17,13 @@ from shoal_operator.children.sources import is_restored
 from shoal_operator.children.workloads import set_selector
 from shoal_operator.engine.apply import job_state
 from shoal_operator.engine.cluster import Cluster, NotHeard, Object
-from shoal_operator.engine.conditions import is_true
+from shoal_operator.engine.conditions import is_true, message_of
 from shoal_operator.reconcile.common import owned_by, parse, replica_counts
 from shoal_operator.reconcile.components import SEVERAL, ComponentPart, part_state
 from shoal_operator.reconcile.decisions import is_complete
 from shoal_operator.reconcile.last_words import failed_containers, merged
 from shoal_operator.reconcile.other_runs import Wait, recorded_version, waits_for_others
 from shoal_operator.reconcile.pod_problems import pods_problem
-from shoal_operator.reconcile.refused_pods import refused_pods
 
 WITH_PODS = ("Redis", "Discovery", "Orchestrator", "Lighthouse", "Trainer", "Island", "Runner", "Tracker", "Ui")
 """Components whose pods are looked at here when they are not ready; our own kinds say it themselves."""
@@ -162,8 +161,8 @@ def _missing_credentials(cluster: Cluster, run: TrainingRun) -> str:
     return f"waits for {' and '.join(lacking)} in Secret {s3.credentials_secret} (spec.storage.s3.credentialsSecret)"
 
 
-def workloads(cluster: Cluster, run: TrainingRun, attempt: int) -> tuple[ComponentPart, ...]:
-    """The live workload behind each part of the run, with the problems of its pods where it is not ready."""
+def workloads(cluster: Cluster, live: Object, run: TrainingRun, attempt: int) -> tuple[ComponentPart, ...]:
+    """The live workload behind each part of the run, with the problems of its pods where it is not ready. `live`: the run's object."""
     name, spec = run.metadata.name, run.spec
     own = [
         ("Redis", "StatefulSet", names.redis(name)),
@@ -188,7 +187,7 @@ def workloads(cluster: Cluster, run: TrainingRun, attempt: int) -> tuple[Compone
     # Each once: a reference may be repeated, or name a pool of the run's own, and a status with two parts of one name is refused.
     listed = dict.fromkeys([*own, *made, *((component, kind, ref) for component, kind, ref in refs if ref is not None)])
     return tuple(
-        _with_problem(cluster, name, ComponentPart(component, child, cluster.get(kind, child)))
+        _with_problem(cluster, live, ComponentPart(component, child, cluster.get(kind, child)))
         for component, kind, child in listed
     )
 
@@ -203,18 +202,24 @@ def last_failures(
     return tuple(merged(live.get("status", {}).get("lastFailures"), failed_containers(pods)))
 
 
-def _with_problem(cluster: Cluster, run: str, part: ComponentPart) -> ComponentPart:
+def _with_problem(cluster: Cluster, live: Object, part: ComponentPart) -> ComponentPart:
     """Our own kinds say themselves what is wrong with their pods; for the others pods are looked at, when they are not ready."""
     if part.workload is None or part.component not in WITH_PODS:
         return part
     if part_state(part).ready:
         return part
     of_set = part.name if part.component in SEVERAL else None
-    problem = component_problem(cluster, run, part.component.lower(), of_set) or refused_pods(cluster, part.workload)
+    run, former = live["metadata"]["name"], message_of(live, f"{part.component}Ready")
+    problem = component_problem(cluster, run, part.component.lower(), part.workload, former, of_set)
     return ComponentPart(part.component, part.name, part.workload, problem)
 
 
-def component_problem(cluster: Cluster, run: str, component: str, of_set: str | None = None) -> tuple[str, str] | None:
-    """Reason and message of the worst problem of a component's pods; of one StatefulSet's where a run has several parts of the component."""
+def component_problem(
+    cluster: Cluster, run: str, component: str, workload: Object | None, former: str, of_set: str | None = None
+) -> tuple[str, str] | None:
+    """Reason and message of the worst problem of a component's pods; of one StatefulSet's where a run has several parts of the component.
+
+    `former`: what the component's condition says so far.
+    """
     labels = names.selector(run, component) if of_set is None else set_selector(of_set, run, component)
-    return pods_problem(cluster, cluster.list("Pod", labels))
+    return pods_problem(cluster, cluster.list("Pod", labels), workload, former)

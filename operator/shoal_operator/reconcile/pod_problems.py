@@ -1,8 +1,8 @@
 """What keeps pods from being ready, in words: no node, no image, crashes, evictions, lost nodes, and what Events say of volumes and probes.
 
 Used for the message of a component's condition, so that `kubectl describe` of our own kinds says why not. The words are stable: a kubelet that goes
-to and fro between `ErrImagePull` and `ImagePullBackOff` must not cause a status write each time. All but `pods_problem` is pure; that may cost one
-request for Events in 20 s for each part whose pods stand without a cause in their status.
+to and fro between `ErrImagePull` and `ImagePullBackOff` must not cause a status write each time. All but `pods_problem` is pure; that may cost six
+requests for Events in 20 s for each part whose pods stand without a cause in their status: one for its workload, and one each for five pods.
 """
 
 import json
@@ -11,9 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from shoal_operator.children.pods import STARTUP_SECONDS
 from shoal_operator.engine.cluster import Cluster, Object
 from shoal_operator.reconcile.decisions import parse_time
 from shoal_operator.reconcile.last_words import without_secrets
+from shoal_operator.reconcile.refused_pods import refused_pods
 
 IMAGE_REASONS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 CONFIG_REASONS = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
@@ -23,11 +25,18 @@ MAX_TEXT = 300
 PULL_AGAIN = re.compile(
     r'^Back-off pulling image "[^"]*"(?:: (?:[A-Za-z]*(?:ImagePull|ImageNeverPull|Unavailable)[A-Za-z]*: )?)?'
 )
-"""How a kubelet begins what it said before, between two tries to pull."""
+"""How a kubelet begins what it said before, between two tries to pull. One older than 1.31 says no more than that."""
+WITHOUT_CAUSE = re.compile(r"(image \S+ cannot be pulled)( \(and \d+ more pods with problems\))?$")
+FORMER_CAUSE = r"(: .*?)(?: \(and \d+ more pods with problems\))?(?:; of \d+ replicas the run's queue admits \d+)?$"
+"""What follows that an image cannot be pulled in a condition, with all that may be said behind it."""
+SOURCE_PORT = re.compile(r":\d{1,5}(?=->)")
+"""Of a connection that failed: another one at each try."""
 LATE = timedelta(seconds=20)
 """After which a pod that waits for a scheduler, for its kubelet or for its end has a problem: each takes a second or two as a rule."""
 ERROR_AT_END = re.compile(r'"error": ("(?:[^"\\]|\\.)*")\}$')
 """How a line with a traceback ends (`shoal.telemetry.logs`)."""
+MOST_ASKED = 5
+"""Pods of a part about which Events are read. Those without a container that runs come first: of these only Events tell."""
 
 
 @dataclass(frozen=True, order=True)
@@ -43,18 +52,39 @@ class PodProblem:
         return f"pod {self.pod}: {self.text}"
 
 
-def pods_problem(cluster: Cluster, pods: Sequence[Object]) -> tuple[str, str] | None:
-    """Reason and message of the worst problem of some pods that should be ready. Where none has one in its status, the newest Warning about the
-    first that stands says it: only Events tell of volumes, networks and probes."""
+def pods_problem(
+    cluster: Cluster, pods: Sequence[Object], workload: Object | None, former: str = ""
+) -> tuple[str, str] | None:
+    """Reason and message of the worst problem of some pods that should be ready. Where none has one in its status, the workload says which pods were
+    refused, or Warnings about pods that stand say the cause: only Events tell of volumes, networks and probes.
+
+    Args:
+        workload: what makes the pods.
+        former: message of the condition that says it, as it is now.
+    """
     now = cluster.now()
     found = worst_problem(pods, now)
-    stands = next((pod for pod in pods if found is None and _stands(pod, now)), None)
-    if stands is None:
-        return found
-    reason, note = cluster.warning_about(stands)
-    if not reason:
-        return None
-    return reason, f"pod {stands['metadata']['name']}: {reason}: {_short(note)}"
+    if found is not None:
+        return found[0], with_former_cause(found[1], former)
+    return refused_pods(cluster, workload) or _told_by_events(cluster, pods, now)
+
+
+def with_former_cause(message: str, former: str) -> str:
+    """The message with the cause that the former one gives for the same image, where a kubelet between two tries to pull gives none."""
+    bare = WITHOUT_CAUSE.search(message)
+    said = None if bare is None else re.search(re.escape(bare[1]) + FORMER_CAUSE, former)
+    return message if bare is None or said is None else f"{message[: bare.end(1)]}{said[1]}{bare[2] or ''}"
+
+
+def _told_by_events(cluster: Cluster, pods: Sequence[Object], now: datetime) -> tuple[str, str] | None:
+    """What the newest Warning about a pod says, if the pod has not got further since."""
+    stand = [pod for pod in pods if _stands(pod, now) and not _loads(pod, now)]
+    for pod in sorted(stand, key=_runs)[:MOST_ASKED]:
+        reason, note = cluster.warning_about(pod, since=_changed(pod))
+        if not reason or (reason == "FailedScheduling" and _is_placed(pod)):
+            continue
+        return reason, f"pod {pod['metadata']['name']}: {reason}: {_short(note)}"
+    return None
 
 
 def worst_problem(pods: Iterable[Object], now: datetime) -> tuple[str, str] | None:
@@ -128,6 +158,33 @@ def _stands(pod: Object, now: datetime) -> bool:
     return not ready and not ended and _is_late(metadata.get("creationTimestamp"), now)
 
 
+def _loads(pod: Object, now: datetime) -> bool:
+    """Whether all containers run and one of them started so lately that it may still load a model. Probes that fail are then no cause,
+    and their words change: refused, timeout, 503."""
+    states = pod.get("status", {}).get("containerStatuses", [])
+    if not states or not all(each.get("state", {}).get("running") for each in states):
+        return False
+    lately = now - timedelta(seconds=STARTUP_SECONDS)
+    began = [parse_time(each["state"]["running"].get("startedAt")) for each in states]
+    return any(at is not None and at > lately for at in began)
+
+
+def _runs(pod: Object) -> bool:
+    return any("running" in each.get("state", {}) for each in pod.get("status", {}).get("containerStatuses", []))
+
+
+def _is_placed(pod: Object) -> bool:
+    return bool(pod.get("spec", {}).get("nodeName"))
+
+
+def _changed(pod: Object) -> datetime | None:
+    """When a pod last got further or back: the newest change of a condition, or the newest start of a container."""
+    status = pod.get("status", {})
+    told = [each.get("lastTransitionTime") for each in status.get("conditions", [])]
+    told += [each.get("state", {}).get("running", {}).get("startedAt") for each in status.get("containerStatuses", [])]
+    return max((at for each in told if (at := parse_time(each)) is not None), default=None)
+
+
 def _is_late(since: str | None, now: datetime) -> bool:
     began = parse_time(since)
     return began is not None and now >= began + LATE
@@ -185,5 +242,5 @@ def _last_words(text: str) -> str:
 
 def _short(text: str) -> str:
     """The end of a text in one line: a log ends with what went wrong."""
-    line = " ".join(without_secrets(text).split())
+    line = SOURCE_PORT.sub("", " ".join(without_secrets(text).split()))
     return line if len(line) <= MAX_TEXT else "..." + line[-MAX_TEXT:]

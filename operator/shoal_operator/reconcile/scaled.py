@@ -22,7 +22,7 @@ from shoal_operator.children.relay_server import relay_claims, way_in_port
 from shoal_operator.children.releases import Builder
 from shoal_operator.children.run_config import config_hashes
 from shoal_operator.engine.cluster import Cluster, Object
-from shoal_operator.engine.conditions import Condition, condition
+from shoal_operator.engine.conditions import Condition, condition, message_of
 from shoal_operator.reconcile.common import (
     admitted_replicas,
     apply_children,
@@ -36,7 +36,6 @@ from shoal_operator.reconcile.common import (
     write_status,
 )
 from shoal_operator.reconcile.pod_problems import pods_problem
-from shoal_operator.reconcile.refused_pods import refused_pods
 from shoal_operator.reconcile.releases import release_mark, upgrade_of
 from shoal_operator.reconcile.volumes import Problem, volumes_condition
 
@@ -129,7 +128,7 @@ def reconcile_scaled(cluster: Cluster, kind: str, name: str) -> float | None:
             volumes = [volumes_condition(claims, problems, cluster.storage_classes)]
         released = upgrade.conditions()
     workload = cluster.get(row.workload, name)
-    conditions = scaled_conditions(cluster, workload, run, name, waits_for)
+    conditions = scaled_conditions(cluster, workload, run, name, waits_for, message_of(live, "Ready"))
     if kept_back:
         conditions = [{**each, "message": each["message"] + kept_back} for each in conditions]
     conditions += [*volumes, *released]
@@ -143,9 +142,10 @@ def reconcile_scaled(cluster: Cluster, kind: str, name: str) -> float | None:
 
 
 def scaled_conditions(
-    cluster: Cluster, workload: Object | None, run: str, name: str, waits_for: str
+    cluster: Cluster, workload: Object | None, run: str, name: str, waits_for: str, former: str = ""
 ) -> list[Condition]:
-    """Ready and Progressing, from the workload and, where it is not ready, from its pods. `waits_for` says what keeps it from being built."""
+    """Ready and Progressing, from the workload and, where it is not ready, from its pods. `waits_for` says what keeps it from being built, `former`
+    what Ready said before."""
     if waits_for:
         return [condition("Ready", False, "Waiting", waits_for), condition("Progressing", True, "Waiting", waits_for)]
     wanted, _, ready = replica_counts(workload)
@@ -156,8 +156,8 @@ def scaled_conditions(
         return [condition("Ready", False, reason, message), condition("Progressing", False, reason, message)]
     reason = "PodsReady" if settled else "PodsNotReady"
     if not settled:
-        problem = pods_problem(cluster, cluster.list("Pod", {names.RUN_LABEL: run, names.SET_LABEL: name}))
-        problem = problem or refused_pods(cluster, workload)
+        pods = cluster.list("Pod", {names.RUN_LABEL: run, names.SET_LABEL: name})
+        problem = pods_problem(cluster, pods, workload, former)
         if problem is not None:
             reason, message = problem[0], f"{message}; {problem[1]}"
     return [condition("Ready", settled, reason, message), condition("Progressing", not settled, reason, message)]

@@ -32,7 +32,7 @@ from shoal_operator.children.training_run import RunInputs, Stage, run_claims
 from shoal_operator.children.ui import parts_map
 from shoal_operator.engine.apply import hash_of, job_state, template_hash
 from shoal_operator.engine.cluster import Cluster, ClusterError, Object
-from shoal_operator.engine.conditions import Condition, is_true
+from shoal_operator.engine.conditions import Condition, is_true, message_of
 from shoal_operator.plan_facts import misfits
 from shoal_operator.reconcile.common import (
     ChildName,
@@ -63,7 +63,6 @@ from shoal_operator.reconcile.observe import Observed, component_problem, last_f
 from shoal_operator.reconcile.offline_filter import FilterState, sample_first
 from shoal_operator.reconcile.other_runs import Wait
 from shoal_operator.reconcile.queue import Quota, Rest, quota_of, rest_of, take, tell_ready, turn
-from shoal_operator.reconcile.refused_pods import refused_pods
 from shoal_operator.reconcile.releases import Upgrade, rolled, settled, upgrade_of
 from shoal_operator.reconcile.run_status import Failure, Findings, run_conditions, run_status
 from shoal_operator.reconcile.stalled import PROGRESS_SECONDS, WorkSeen, is_due, last_progress, stall
@@ -241,13 +240,12 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     if queue is not None:
         why = _failure(run, stage, trainer, seen, sampled, "", (), late=late).message
         take(cluster, live, run, sets, quota.live, queue, why)
-    parts = workloads(cluster, run, trainer.remember.number)
+    parts = workloads(cluster, live, run, trainer.remember.number)
     failures = last_failures(cluster, live, parts, prepared=seen.prepared)
     problem = None
     if not seen.prepared:
-        problem = component_problem(cluster, name, "prepare") or refused_pods(
-            cluster, cluster.get("Job", names.prepare(name))
-        )
+        preparing = cluster.get("Job", names.prepare(name))
+        problem = component_problem(cluster, name, "prepare", preparing, message_of(live, "Prepared"))
     # Also while something is waited for, or was refused: it is what whoever looks at the page wants to know.
     told = [parts_map(name, part_states(parts))] if run.spec.ui is not None and seen.prepared else []
     apply_children(cluster, live, told)

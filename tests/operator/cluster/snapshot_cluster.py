@@ -68,7 +68,7 @@ class SnapshotCluster:
     def storage_classes(self) -> Mapping[str, Object]:
         return self._classes
 
-    def warning_about(self, about: Object, reason: str = "") -> tuple[str, str]:
+    def warning_about(self, about: Object, reason: str = "", since: datetime | None = None) -> tuple[str, str]:
         return "", ""
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:

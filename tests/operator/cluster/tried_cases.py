@@ -381,11 +381,11 @@ class Stage:
         )
 
     def _warn(self, trial: _Trial) -> None:
-        """Warning Events about pods, as a kubelet writes them, once for each pod."""
+        """Warning Events about pods, as a kubelet writes them, once for each pod that its node has."""
         for suffix, (reason, note) in trial.case.events.items():
             for pod in self._pods(trial, suffix):
                 metadata = pod["metadata"]
-                if metadata["uid"] not in trial.evented:
+                if pod["spec"].get("nodeName") and metadata["uid"] not in trial.evented:
                     trial.evented.add(metadata["uid"])
                     self.kube.call(
                         "POST", f"/api/v1/namespaces/{trial.namespace}/events", _event(pod, reason, trial.filled(note))

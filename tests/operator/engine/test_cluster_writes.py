@@ -1,6 +1,7 @@
 """`KubernetesCluster`: what it asks the API server for, and what it does not ask at all."""
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -207,6 +208,26 @@ def test_events_that_cannot_be_read_stop_nothing_and_what_was_said_last_stands(r
     asked = len(rig.hostile.requests(path))
     assert rig.cluster.warning_about(workload, "FailedCreate") == ("FailedCreate", "exceeded quota")
     assert len(rig.hostile.requests(path)) == asked, "not again so soon"
+
+
+def test_a_warning_from_before_a_time_is_none(rig: Rig) -> None:
+    """Controllers write the fields of either API; one without a time that can be read counts as new."""
+    path, minute = "/apis/events.k8s.io/v1/namespaces/a/events", datetime(2026, 11, 21, 12, 1, tzinfo=UTC)
+    for times, is_old in (
+        ({"deprecatedLastTimestamp": "2026-11-21T12:00:59Z"}, True),
+        ({"deprecatedLastTimestamp": "2026-11-21T12:01:00Z"}, False),
+        ({"eventTime": "2026-11-21T12:00:00.5Z", "series": {"lastObservedTime": "2026-11-21T12:02:00.5Z"}}, False),
+        ({"eventTime": "2026-11-21T12:00:00.5Z"}, True),
+        ({"eventTime": "yesterday"}, False),
+    ):
+        event = {"metadata": {}, "regarding": {"uid": "u"}, "reason": "FailedMount", "note": "no volume", **times}
+        rig.hostile.script(path, Answer(body=json.dumps({"items": [event]}).encode()))
+        rig.now += WARNED_SECONDS
+        pod = {"kind": "Pod", "metadata": {"name": "sums-pool-0", "uid": "u"}}
+        for _ in range(2):  # of the answer, then of what is remembered
+            said = rig.cluster.warning_about(pod, since=minute)
+            assert said == (("", "") if is_old else ("FailedMount", "no volume")), times
+        assert rig.cluster.warning_about(pod) == ("FailedMount", "no volume")
 
 
 def test_what_is_taken_over_is_named_by_its_uid_so_that_nothing_is_made_in_its_place(rig: Rig) -> None:
