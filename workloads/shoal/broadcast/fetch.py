@@ -276,8 +276,10 @@ class Fetcher:
         target: FolderTarget,
         error: WrongWeights,
     ) -> None:
-        """Whose fault it is that the assembled checkpoint differs from the announced one: ours, if our disk kept a shard or the base badly, else
-        that of the delta beside the version, which then comes in full, or the version's."""
+        """Whose fault it is that the assembled checkpoint differs from the announced one: ours, if our disk kept a shard or the base badly.
+
+        Else it is the version's, or that of the delta beside it: then the version comes in full.
+        """
         rotten = False
         if delta_of is not None and base is not None:
             rotten = _rotten(record, delta_of, base, self._liveness.progress)

@@ -15,7 +15,7 @@ AHEAD = 4 * READERS
 
 
 def in_parallel(read: Callable[[N], R], names: Iterable[N], readers: int = READERS) -> list[R]:
-    """The results of `read` for each of `names`, in their order; raises what it raises. `readers`: at most so many at a time.
+    """The results of `read` for each of `names`, in their order; raises what it raises. `readers` bounds how many are read at a time.
 
     A few are handed to the readers at a time: an interpreter that ends waits for all that they were given.
     """
