@@ -56,10 +56,15 @@ class Shape:
     validation: Validation
     steps: int
 
-    def version_bytes(self, version: int) -> float:
-        """That a holder of the version before fetches."""
-        full = version % self.run.anchor_every == 0
-        return float(self.around.version) if full else step_parts.delta_bytes(self.run, self.around)
+    @property
+    def fetched_bytes(self) -> float:
+        """Of each version, that a holder of the version before fetches, and that a relay gets first."""
+        return float(step_parts.delta_bytes(self.run, self.around))
+
+    def in_full_bytes(self, version: int) -> float:
+        """That relays and store get of a version beside its delta: all of it where it is an anchor."""
+        every = self.run.anchor_every
+        return float(self.around.version) if every > 1 and version % every == 0 else 0.0
 
     def check_seconds(self, rows: int) -> float:
         """Of a validator, for a file of which this many rows are looked at."""
@@ -92,7 +97,7 @@ class World:
     async def announce(self, version: int) -> None:
         """Let nodes fetch a version, which the origin sends to all relays from now on."""
         async with self.has_version:
-            piece = len(self.relays) * self.shape.version_bytes(version) / PIECES
+            piece = len(self.relays) * self.shape.fetched_bytes / PIECES
             self.passed_on[version] = [self.origin.reserve(piece) for _ in range(PIECES)]
             self.has_version.notify_all()
 
@@ -149,7 +154,7 @@ class ClockNode(Node):
         while True:
             version = self._holds + 1
             at_relays = await world.version(version)
-            begin, nbytes = world.clock.now(), world.shape.version_bytes(version)
+            begin, nbytes = world.clock.now(), world.shape.fetched_bytes
             for piece in range(PIECES):
                 await world.clock.until(at_relays[piece])
                 relay = world.relays[(self._number + piece) % len(world.relays)]
@@ -267,9 +272,10 @@ class ClockTrainer:
         self._world = world
         self._versions: asyncio.Queue[int] = asyncio.Queue(maxsize=1)
         self._states: asyncio.Queue[int] = asyncio.Queue(maxsize=1)
+        self._announced: asyncio.Queue[int] = asyncio.Queue()
 
     async def take_part(self) -> None:
-        await asyncio.gather(self._train(), self._publish(), self._save())
+        await asyncio.gather(self._train(), self._publish(), self._pass_on_in_full(), self._save())
 
     async def _train(self) -> None:
         world, shape = self._world, self._world.shape
@@ -300,7 +306,8 @@ class ClockTrainer:
         while True:
             version = await self._versions.get()
             begin = world.clock.now()
-            stored = world.services.spawn(world.store.carry(world.shape.version_bytes(version), PIECES))
+            nbytes = world.shape.fetched_bytes + world.shape.in_full_bytes(version)
+            stored = world.services.spawn(world.store.carry(nbytes, PIECES))
             written = begin + max(around.version / EXPORT_BYTES_A_SECOND, around.version / CUT_BYTES_A_SECOND)
             await world.clock.until(written - world.services.publish_seconds * world.clock.factor)
             await world.services.publish(version)
@@ -308,6 +315,15 @@ class ClockTrainer:
             await stored
             world.busy["publish"].add(begin, world.clock.now())
             await world.announce(version)
+            await self._announced.put(version)
+
+    async def _pass_on_in_full(self) -> None:
+        """Send anchors in full to all relays behind their deltas, in pieces so small that newer versions hardly wait for them."""
+        world = self._world
+        while True:
+            nbytes = world.shape.in_full_bytes(await self._announced.get())
+            if nbytes:
+                await world.origin.carry(len(world.relays) * nbytes, 10 * PIECES)
 
     async def _save(self) -> None:
         world, shape = self._world, self._world.shape

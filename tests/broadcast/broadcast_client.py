@@ -8,6 +8,7 @@ from broadcast_peers import OddRelay
 from broadcast_run import RUN, Keys, checkpoint, put_outbox
 
 from shoal.broadcast import publishing
+from shoal.broadcast.bases import Bases
 from shoal.broadcast.download import Downloader
 from shoal.broadcast.pieces import WantedVersion
 from shoal.broadcast.sources import Sources
@@ -15,7 +16,8 @@ from shoal.broadcast.transfer import Transfer, TransferOutcome
 from shoal.broadcast.tree import WEIGHTS, Tree
 from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
 from shoal.contracts import keys
-from shoal.contracts.signed import sign
+from shoal.contracts.signed import Signed, sign
+from shoal.contracts.weights import WeightsManifest
 
 
 class Published:
@@ -29,13 +31,22 @@ class Published:
         self._keys = run_keys
         self._config = run_keys.config(**changes)
 
-    def publish(self, version: int, files: dict[str, bytes] | None = None, *, seal: bool = True) -> None:
+    def publish(
+        self, version: int, files: dict[str, bytes] | None = None, *, seal: bool = True, based: bool = False
+    ) -> None:
+        """`based`: on the version before, whose folder is still in the outbox."""
         folder = self._outbox / keys.version_name(version)
         if not folder.exists():
             put_outbox(self._outbox, version, files or checkpoint(version))
-        manifest = publishing.cut_into(self.tree, folder, self._config, version, self._keys.trainer, lambda: None)
+        bases = Bases(self._outbox, self.tree, lambda: None)
+        for number in self.tree.sealed():
+            bases.made(Signed[WeightsManifest].from_json(self.tree.read(number, WEIGHTS) or b"").document)
+        base = bases.before(version) if based else None
+        assert (base is not None) == based
+        key = self._keys.trainer
+        manifest = publishing.cut_into(self.tree, folder, self._config, version, key, lambda: None, base)
         if seal:
-            self.tree.publish(version, WEIGHTS, sign(manifest, self._keys.trainer).to_json())
+            publishing.seal(self.tree, version, manifest, sign(manifest, key).to_json())
 
 
 class Client:

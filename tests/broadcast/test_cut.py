@@ -95,3 +95,11 @@ def test_an_anchor_goes_out_in_full_with_its_delta_beside_it(version: int, chain
         cut.manifest(both, "model", "5" * 64, ["1" * 64, "2" * 64])
     with pytest.raises(ValueError, match="1 shard digests for 0 shards"):
         cut.manifest(record, "model", "5" * 64, ["1" * 64, "2" * 64], ["3" * 64])
+
+
+@pytest.mark.parametrize(
+    ("version", "last_bytes", "beside"),
+    [(8, 0, True), (8, 150, True), (7, 74, True), (7, 75, False), (7, 150, False)],
+)
+def test_an_anchor_that_large_deltas_made_has_none_beside_it(version: int, last_bytes: int, beside: bool) -> None:
+    assert cut.has_delta_beside(_record(version), anchor_every=8, last_bytes=last_bytes) == beside

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from broadcast_client import Published
 from broadcast_peers import OddRelay
-from broadcast_run import Keys
+from broadcast_run import SHARD, Keys, cut_into, trained
 
 from shoal.broadcast import relay as relay_module
 from shoal.broadcast import relay_target
@@ -84,6 +84,28 @@ def test_a_version_that_stood_still_comes_first_again_when_it_is_sealed(
     assert tree.sealed() == []
     assert syncing.turn()
     assert tree.sealed() == [7]
+
+
+def test_a_relay_keeps_the_last_whole_chain_until_the_next_anchor_is_there_in_full(
+    tmp_path: Path, run_keys: Keys, relay: Relays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of version 2, an anchor, only the delta came when version 3 was made from it."""
+    monkeypatch.setattr(relay_module, "Transfer", partial(Transfer, stall_seconds=1.5))
+    made = Published(tmp_path, run_keys, broadcast=cut_into(SHARD, 2))
+    source = relay(made.www, lambda path, body: None if path.startswith("versions/v000002/0") else body)
+    tree = Tree(tmp_path / "relay")
+    own = RelayConfig(kept_versions=2, sources=[source.url])
+    syncing = Relay(run_keys.config(), own, run_keys.roles["relay"], tree, lambda: None)
+    for version in range(4):
+        made.publish(version, trained(version), based=version > 0)
+        syncing.turn()
+    while syncing.turn():
+        pass
+    assert (tree.held(), tree.sealed()) == ([0, 1, 2, 3], [0, 1, 3])
+    source.twist = lambda _, body: body
+    while syncing.turn():
+        pass
+    assert tree.sealed() == tree.held() == [2, 3]
 
 
 def test_what_an_earlier_process_left_is_hashed_with_signs_of_life(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from samples import DIGEST, RUN
 from shoal.contracts.weights import CheckpointFile, DeltaBase, VersionOpen
-from shoal.storage.chains import BrokenDeltas, against, closure, must_keep, next_wanted, plan
+from shoal.storage.chains import BrokenDeltas, against, closure, must_keep, newest_whole, next_wanted, plan
 
 
 def record(version: int, base: int | None) -> VersionOpen:
@@ -75,6 +75,24 @@ def test_every_kept_version_can_be_reached_from_what_is_kept(newest: int, anchor
     assert newest in kept
     for version in kept:
         assert set(plan({v: everything[v] for v in kept}, set(), version)) <= kept
+
+
+@pytest.mark.parametrize(
+    ("complete", "whole"),
+    [
+        ([0, 1, 2, 3], [3]),
+        ([0, 1, 2, 3, 5], [3]),
+        ([0, 1, 2, 3, 4, 5], [5]),
+        ([0, 1, 3], [1]),
+        ([1, 2, 5], []),
+        ([], []),
+        ([7], []),
+    ],
+    ids=["all", "an anchor not in full", "the next anchor", "a link", "no anchor", "nothing", "unknown base"],
+)
+def test_the_newest_whole_version_is_one_whose_chain_is_complete(complete: list[int], whole: list[int]) -> None:
+    bases = {0: None, 1: 0, 2: 1, 3: 2, 4: None, 5: 4, 6: 5, 7: 6}
+    assert newest_whole(bases, complete) == whole
 
 
 def test_a_base_that_is_gone_ends_the_chain() -> None:

@@ -30,6 +30,34 @@ def _step(weights: bytes, share: float = 0.05) -> bytes:
     return values.tobytes()
 
 
+@pytest.mark.parametrize(
+    ("shard", "threads"), [(0, 268435456), (16 << 20, 16), (64 << 20, 4), (1 << 30, 1), (16 << 30, 1)]
+)
+def test_threads_for_large_shards_are_few_but_never_none(shard: int, threads: int) -> None:
+    assert delta.side_by_side(shard) == threads
+
+
+@pytest.mark.parametrize("item_size", [1, 2, 4])
+@pytest.mark.parametrize("share", [0.12, 1.0])
+def test_a_thread_holds_no_more_than_is_counted_for_it(share: float, item_size: int) -> None:
+    """The shard and its base included; few changes and many."""
+    kind = {1: np.uint8, 2: np.uint16, 4: np.uint32}[item_size]
+    chance = np.random.default_rng(0)
+    base = np.frombuffer(chance.bytes(1 << 20), kind)
+    new = (base + (chance.random(base.size) < share)).astype(kind).tobytes()
+    old = base.tobytes()
+    tracemalloc.start()
+    made = encode(new, old, item_size)
+    assert made is not None
+    encoding = tracemalloc.get_traced_memory()[1]
+    tracemalloc.reset_peak()
+    decode(*made, old, item_size)
+    decoding = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 2 * len(old) + encoding < delta.SHARDS_IN_HAND * len(old)
+    assert len(old) + decoding < delta.SHARDS_IN_HAND * len(old)
+
+
 @given(st.binary(max_size=200), st.integers(0, 200), SIZES)
 def test_any_shard_of_compressible_change_comes_back(base: bytes, changed_at: int, item_size: int) -> None:
     new = bytearray(base * 20)

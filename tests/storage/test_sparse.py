@@ -164,3 +164,24 @@ def test_bombs_are_refused_with_little_memory() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
+
+
+def test_gaps_whose_sum_is_no_64_bit_number_are_refused() -> None:
+    """Of a shard of 64 MiB: with the largest shift they add up to 2 ** 63 and more, which would wrap around to places that look possible."""
+    base = np.zeros(1 << 26, np.uint8)
+    count = base.size // sparse.MOST_CHANGED
+    gaps = b"\xff" * (base.size // sparse.ESCAPE) + b"\xfe" * count
+    data = _forged(gaps, bytes(count), count=count, shift=32, low=bytes(4 * count))
+    with pytest.raises(BadSparse, match=r"changes weight \d{19}, the shard has 67108864"):
+        decode(data, base, 1)
+
+
+def test_a_shard_in_which_all_changed_is_given_up_before_places_are_listed() -> None:
+    base = np.zeros(1 << 20, np.uint8)
+    tracemalloc.start()
+    assert encode(base + 1, base, 2) is None
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (
+        peak < 2.1 * base.size
+    )  # `base + 1`, and which bytes differ; the places of all would take four times the shard

@@ -1,6 +1,7 @@
 """A published version from the store to a folder: every piece is checked, a cut-off assembly goes on, and a folder appears whole or not at all."""
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -143,19 +144,26 @@ class Chain:
         for version in (9, 10):
             self._publish(version)
 
-    def _publish(self, version: int) -> None:
+    def anchor(self, version: int) -> None:
+        """In full, with a delta beside it."""
+        self._publish(version, anchor=True)
+
+    def _publish(self, version: int, *, anchor: bool = False) -> None:
         old = self.files[version - 1]
         changed = bytes([version]) * 3 + old["model.safetensors"][3:]
         self.files[version] = new = {**old, "model.safetensors": changed}
         before, after = b"".join(old.values()), b"".join(new.values())
-        opening = record(version).model_copy(
-            update={
-                "encoding": "delta",
-                "base": DeltaBase(version=version - 1, sha256=hashlib.sha256(before).hexdigest(), item_size=2),
-            }
-        )
+        base = DeltaBase(version=version - 1, sha256=hashlib.sha256(before).hexdigest(), item_size=2)
+        opening = record(version).model_copy(update={"beside": base} if anchor else {"encoding": "delta", "base": base})
         self.store.put(keys.version_open(version), sign(opening, TRAINER_KEY).to_json())
         digests = []
+        in_full = [after[start:end] for start, end in map(opening.shard_bounds, range(opening.shard_count))]
+        for index, data in enumerate(in_full if anchor else ()):
+            whole = ShardDescriptor(
+                run=RUN, version=version, index=index, size=len(data), sha256=hashlib.sha256(data).hexdigest()
+            )
+            self.store.put(keys.version_descriptor(version, index), sign(whole, TRAINER_KEY).to_json())
+            self.store.put(keys.version_shard(version, index), data)
         for index in range(opening.shard_count):
             start, end = opening.shard_bounds(index)
             packed = encode(after[start:end], before[start:end], 2)
@@ -164,13 +172,16 @@ class Chain:
             descriptor = ShardDescriptor(
                 run=RUN, version=version, index=index, size=len(data), sha256=digests[-1], encoding=encoding
             )
-            self.store.put(keys.version_descriptor(version, index), sign(descriptor, TRAINER_KEY).to_json())
-            self.store.put(keys.version_shard(version, index), data)
+            self.store.put(
+                keys.version_descriptor(version, index, beside=anchor), sign(descriptor, TRAINER_KEY).to_json()
+            )
+            self.store.put(keys.version_shard(version, index, beside=anchor), data)
         sealing = manifest(
             version,
             sha256=hashlib.sha256(after).hexdigest(),
             open_digest=document_digest(opening),
-            shards=digests,
+            shards=[hashlib.sha256(data).hexdigest() for data in in_full] if anchor else digests,
+            beside=digests if anchor else None,
         )
         self.store.put(keys.version_weights(version), sign(sealing, TRAINER_KEY).to_json())
 
@@ -236,6 +247,22 @@ class TestChains:
         with pytest.raises(WrongWeights, match="shard 1 of version 10: the delta does not unpack"):
             made.make(10, tmp_path / "w")
         assert not (tmp_path / "w" / "v000010").exists()
+
+    def test_an_anchor_whose_delta_beside_is_lost_or_bad_is_made_in_full(self, made: Chain, tmp_path: Path) -> None:
+        made.anchor(11)
+        made.make(10, tmp_path / "w")
+        assert made.make(11, tmp_path / "w").is_dir()
+        for name, damage in (("lost", None), ("other", b"other bytes")):
+            folder = tmp_path / name
+            made.make(10, folder)
+            for beside in (keys.version_shard(11, 1, beside=True), keys.version_descriptor(11, 3, beside=True)):
+                kept = made.store.get(beside)
+                made.store.delete(beside)
+                if damage is not None and beside.endswith(".bin"):
+                    made.store.put(beside, damage)
+                made.make(11, folder)
+                shutil.rmtree(folder / "v000011")
+                made.store.put(beside, kept)
 
     def test_the_store_tells_what_versions_are_based_on(self, made: Chain) -> None:
         assert bases(made.store, [8, 9, 10]) == {8: None, 9: 8, 10: 9}

@@ -30,6 +30,8 @@ class Base:
     folder: Path
     chain_bytes: int
     """Bytes of deltas that a client without a version would fetch if the next version were a delta as large as the last."""
+    last_bytes: int
+    """Bytes of the last delta; 0 where the base is in full."""
 
 
 class Bases:
@@ -54,7 +56,8 @@ class Bases:
         sealed = self._sealed(number) if folder is not None else None
         if folder is None or sealed is None or self._checked.get(number) != sealed[1].sha256:
             return None
-        return Base(sealed[0], sealed[1].sha256, folder, self._chain_bytes(number))
+        chain, last = self._chain_bytes(number)
+        return Base(sealed[0], sealed[1].sha256, folder, chain + last, last)
 
     def keep(self, version: int) -> None:
         """The version is known to everybody: its folder leaves the outbox and replaces the base that was kept."""
@@ -81,11 +84,12 @@ class Bases:
                 )
                 shutil.rmtree(path)
 
-    def _chain_bytes(self, version: int) -> int:
+    def _chain_bytes(self, version: int) -> tuple[int, int]:
+        """Bytes of the deltas that lead to a version, and of the last of them."""
         bases = self._tree.bases()
         deltas = [number for number in chains.closure(bases, [version]) if bases.get(number) is not None]
         sizes = {number: self._tree.shard_bytes(number) for number in deltas}
-        return sum(sizes.values()) + sizes.get(version, 0)
+        return sum(sizes.values()), sizes.get(version, 0)
 
     def _folder(self, version: int) -> Path | None:
         name = keys.version_name(version)

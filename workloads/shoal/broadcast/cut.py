@@ -55,12 +55,21 @@ def base_for(
 
 
 def is_anchor(record: VersionOpen, *, anchor_every: int, chain_bytes: int) -> bool:
-    """Whether `record` goes out in full, and its delta beside it for who has the version before.
+    """Whether `record` goes out in full; its delta lies beside it where `has_delta_beside`.
 
     So goes every `anchor_every`-th version, so that no chain is longer; and one whose chain of deltas (`chain_bytes`, this one included) would be as
     large as a version in full: a client without a base must fetch them all.
     """
     return record.version % anchor_every == 0 or chain_bytes >= max(1, record.total_size)
+
+
+def has_delta_beside(record: VersionOpen, *, anchor_every: int, last_bytes: int) -> bool:
+    """Whether an anchor has a delta beside it, for who has the version before.
+
+    One that large deltas made an anchor has none where the last delta (`last_bytes`) was half of a version in full: it would save little, and
+    store and relays would hold both.
+    """
+    return record.version % anchor_every == 0 or 2 * last_bytes < record.total_size
 
 
 def _layout(record: VersionOpen) -> tuple[object, ...]:

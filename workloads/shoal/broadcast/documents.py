@@ -4,7 +4,8 @@ In: the version wanted, its sources. Out: verified documents. A source that send
 Called by `transfer`, and by `chain`, which reads opening records to plan its way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from prometheus_client import Counter
@@ -25,6 +26,8 @@ FAILURES = Counter("shoal_broadcast_failures_total", "Failed downloads of a piec
 
 POLL_SECONDS = 0.1
 """Pause before a piece that nobody has yet is asked for again: small against the seconds that a shard takes."""
+LOOKED_FOR = 16
+"""Missing shards of a delta that are looked for to learn whether it is lost: those that come were asked for first, so the lowest tell."""
 LONGEST_PAUSE_SECONDS = 2.0
 """Pauses double up to this while every source fails: a relay that restarts is found soon, one that is away is not flooded."""
 
@@ -72,6 +75,40 @@ class Documents:
         path = keys.version_descriptor(record.version, index, beside=self._wanted.beside)
         data = self._downloader.document(source, path, pieces.MAX_DESCRIPTOR_BYTES)
         return pieces.read_descriptor(data, self._wanted, record, index)
+
+    def is_lost(self, record: VersionOpen, missing: Sequence[int]) -> bool:
+        """Of the delta beside `record`: whether a piece is nowhere, though a source has the version in full, which it seals after the delta.
+
+        The seal is looked for, and the first of the `missing` shards. A source that cannot be asked says nothing, and is asked no more.
+        """
+        sources = self._sources.urls()
+        names = [keys.seal_name(beside=True)]
+        for index in missing[:LOOKED_FOR]:
+            names += [keys.descriptor_name(index, beside=True), keys.shard_name(index, beside=True)]
+        sealed = {source for source in sources if self._seals_in_full(source, record)}
+        for name in names if sealed else ():
+            lacking = False
+            for source in list(sources):
+                try:
+                    if self._downloader.has(source, keys.version(record.version) + name):
+                        break
+                    lacking = lacking or source in sealed
+                except (Denied, SourceFailed):
+                    sources.remove(source)
+            else:
+                if lacking:
+                    self._log.warning("a piece of the delta beside a version is lost", piece=name)
+                    return True
+        return False
+
+    def _seals_in_full(self, source: str, record: VersionOpen) -> bool:
+        wanted = replace(self._wanted, beside=False)
+        path = keys.version_weights(record.version)
+        try:
+            pieces.read_manifest(self._downloader.document(source, path, pieces.MAX_MANIFEST_BYTES), wanted, record)
+        except (NotYet, Denied, SourceFailed, BadPiece):
+            return False
+        return True
 
     def blame(self, sources: set[str], error: Exception) -> None:
         """Count a failure against each of them."""

@@ -127,6 +127,15 @@ class Downloader:
             request.whole(len(data))
             return bytes(data)
 
+    def has(self, base_url: str, path: str) -> bool:
+        """Whether this server has the piece, of which nothing is read. Raises `Denied` or `SourceFailed`."""
+        try:
+            with _Request(self, Attempt(), base_url, path, 0, 0) as request:
+                request.expect(200)
+        except NotYet:
+            return False
+        return True
+
     def shard(
         self,
         base_url: str,

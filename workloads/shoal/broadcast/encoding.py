@@ -2,7 +2,7 @@
 
 In: the opening record and the folders of the version and of its base. Out: one `Written` a shard, as soon as its bytes are in a part file. Each
 byte is hashed once as assembled, and once more only as part of a delta. An anchor and the delta beside it are written in one pass. Memory is bounded
-by three shards a core for a delta and by a few buffers for a full version. Called by `publishing`.
+by `delta.MOST_BYTES` for a delta and by a few buffers for a full version. Called by `publishing`.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from shoal.storage.checkpoint_files import WrongWeights, extents, read_shard
 COPY_BYTES = 4 << 20
 MOST_COPIERS = 8
 MOST_ENCODERS = 16
-"""Shards of a delta in hand at most: each is there once new, once as the base, and half of it again while places of changes are looked for."""
+"""Shards of a delta in hand at most. Each is there new and as the base, and three times its size is allocated to encode it, whatever changed."""
 
 FULL_BYTES = Counter("shoal_origin_stream_bytes_total", "Bytes of published versions, assembled.")
 WIRE_BYTES = Counter("shoal_origin_wire_bytes_total", "Bytes of published versions, as sent.")
@@ -34,9 +34,12 @@ def copiers() -> int:
     return max(2, min(MOST_COPIERS, len(os.sched_getaffinity(0)) // 4))
 
 
-def encoders() -> int:
-    """Threads for a delta: one for each core that this process may run on. NumPy, zstd and SHA-256 leave the interpreter free."""
-    return max(2, min(MOST_ENCODERS, len(os.sched_getaffinity(0))))
+def encoders(shard_bytes: int) -> int:
+    """Threads for a delta: one for each core that this process may run on, fewer where shards are large.
+
+    NumPy, zstd and SHA-256 leave the interpreter free.
+    """
+    return min(delta.side_by_side(shard_bytes), max(2, min(MOST_ENCODERS, len(os.sched_getaffinity(0)))))
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,9 @@ class ShardWriter:
 
         Raises what these two raise, and `cut.CannotCut` when a file became shorter than the record says.
         """
-        make, workers = (self._copy, copiers()) if self._against is None else (self._encode, encoders())
+        make, workers = self._copy, copiers()
+        if self._against is not None:
+            make, workers = self._encode, encoders(self._record.largest_shard)
         in_hand, failed = threading.Semaphore(workers), threading.Event()
 
         def one(index: int) -> Written:

@@ -29,6 +29,7 @@ from shoal.contracts.run import AgentState, PublicRun, home, load_node_config
 from shoal.contracts.signed import Signer
 from shoal.contracts.trust import TrustedKeys
 from shoal.contracts.weights import DeltaBase, VersionOpen
+from shoal.storage import delta
 from shoal.storage.checkpoint_files import WrongWeights, version_digest
 from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.rate_limit import RateLimit, caps_of
@@ -48,7 +49,7 @@ LIVENESS_SECONDS = 180.0
 MOST_ASYNC_LEVEL = 4  # `RunConfig.async_level`'s bound, used until the agent knows the run's own
 
 MOST_DECODERS = 16
-"""A quarter of the connections that a relay gives a node (`Limits.connections`); each holds a shard three times."""
+"""A quarter of the connections that a relay gives a node (`Limits.connections`); each holds a shard four times."""
 
 FETCHED = Counter("shoal_fetch_versions_total", "Versions that became visible in weights/.")
 GIVEN_UP = Counter(
@@ -130,7 +131,7 @@ class Fetcher:
         self._sources: Sources | None = None
         self._given_up: set[int] = set()
         self._in_full: set[int] = set()
-        """Versions in full whose delta was promised and never came: a lost file must not end a node."""
+        """Versions in full whose delta was promised and is lost or bad: a file must not end a node."""
         self._look_at = 0.0
         self._seconds = 0.0
         self._bytes = 0
@@ -239,7 +240,7 @@ class Fetcher:
             sources,
             self._downloader,
             target,
-            in_flight=IN_FLIGHT if base is None else decoders(),
+            in_flight=IN_FLIGHT if base is None else decoders(record.largest_shard),
             keep_on=keep_on,
             may_seal=lambda: link or self._announced(version),
         )
@@ -253,14 +254,17 @@ class Fetcher:
             self._bytes += transfer.received_bytes
         way = "full" if base is None else "delta beside" if beside else "delta"
         self._log.info("fetch ended", version=version, outcome=outcome.value, link=link, way=way)
-        if beside and outcome is TransferOutcome.STALLED and self._announced(version):
-            self._in_full.add(version)
+        gave_up = outcome in (TransferOutcome.STALLED, TransferOutcome.ABANDONED) and not telemetry.STOP.is_set()
+        if beside and gave_up and self._announced(version):
+            self._liveness.progress()
+            if Documents(wanted, sources, self._downloader).is_lost(record, transfer.missing(record)):
+                self._in_full.add(version)
         if outcome is TransferOutcome.CHANGED:
             target.discard()
         return outcome is TransferOutcome.SEALED
 
     def _held_digests(self) -> dict[int, str]:
-        """Finished versions with their digests, without those that the delta beside a version in full did not come for."""
+        """Finished versions with their digests, without those of whose next one the delta beside it is lost or bad."""
         bases = self._weights.bases()
         return {number: sha256 for number, (_, sha256) in bases.items() if number + 1 not in self._in_full}
 
@@ -272,15 +276,20 @@ class Fetcher:
         target: FolderTarget,
         error: WrongWeights,
     ) -> None:
-        """Whose fault it is that the assembled checkpoint differs from the announced one: ours, if our disk kept a shard or the base badly, else
-        the version's."""
+        """Whose fault it is that the assembled checkpoint differs from the announced one: ours, if our disk kept a shard or the base badly.
+
+        Else it is the version's, or that of the delta beside it: then the version comes in full.
+        """
         rotten = False
         if delta_of is not None and base is not None:
             rotten = _rotten(record, delta_of, base, self._liveness.progress)
             if rotten:
                 self._weights.remove(delta_of.version)
         again = rotten or target.resumed
-        if not again:
+        if not again and delta_of is not None and record.base is None:
+            self._in_full.add(record.version)
+            again = True
+        elif not again:
             self._given_up.add(record.version)
             GIVEN_UP.inc()
         self._log.error(
@@ -299,9 +308,12 @@ def _rotten(record: VersionOpen, delta_of: DeltaBase, base: Path, beat: Callable
         return True
 
 
-def decoders() -> int:
-    """Shards of a delta at once: each is unpacked and hashed by the thread that received it, so as many as there are cores."""
-    return max(IN_FLIGHT, min(MOST_DECODERS, len(os.sched_getaffinity(0))))
+def decoders(shard_bytes: int) -> int:
+    """Shards of a delta at once: each is unpacked and hashed by the thread that received it, so as many as there are cores.
+
+    There are fewer where shards are large: what all of them hold stays within `delta.MOST_BYTES`.
+    """
+    return min(delta.side_by_side(shard_bytes), max(IN_FLIGHT, min(MOST_DECODERS, len(os.sched_getaffinity(0)))))
 
 
 def kept_versions(public: PublicRun | None) -> int:

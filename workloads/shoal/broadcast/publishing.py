@@ -69,7 +69,7 @@ def cut_into(
 ) -> WeightsManifest:
     """Cut the checkpoint in `folder` and make its pieces visible: opening record, then each shard after its descriptor. Not sealed yet.
 
-    With `base`, as a delta if it fits. Pieces of an earlier, broken-off attempt that differ are replaced: nobody holds a sealed copy of them.
+    With `base`, as a delta or with one beside it. Pieces of an earlier, broken-off attempt that differ are replaced: nobody holds them sealed.
     `ready` returns when a shard's bytes are in the files; `visible` gets the index of each shard in `www/`, in several threads.
     """
     record = cut.opening_record(config.run, version, checkpoint_files(folder), config.broadcast.shard_bytes)
@@ -78,8 +78,10 @@ def cut_into(
         every = config.broadcast.anchor_every
         against = cut.base_for(record, base.record, base.sha256, width, anchor_every=every)
         if against is not None:
-            anchor = cut.is_anchor(record, anchor_every=every, chain_bytes=base.chain_bytes)
-            record = (cut.with_delta_beside if anchor else cut.as_delta)(record, against)
+            if not cut.is_anchor(record, anchor_every=every, chain_bytes=base.chain_bytes):
+                record = cut.as_delta(record, against)
+            elif cut.has_delta_beside(record, anchor_every=every, last_bytes=base.last_bytes):
+                record = cut.with_delta_beside(record, against)
     opening = sign(record, key).to_json()
     if tree.read(version, OPEN) not in (None, opening):
         tree.drop(version)

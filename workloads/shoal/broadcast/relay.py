@@ -174,7 +174,7 @@ class Relay:
         """Versions to pull, ascending: those that would be kept and are not whole here. What one is based on shows once it is opened here."""
         sealed, bases = self._tree.sealed(), self._tree.bases()
         known = {number: bases.get(number) for number in {*available, *sealed}}
-        kept = chains.must_keep(known, self._kept_versions, sealed[-1:])
+        kept = chains.must_keep(known, self._kept_versions, chains.newest_whole(known, sealed))
         return [number for number in available if number in kept and number not in sealed]
 
     def _goes_on(self) -> bool:

@@ -92,14 +92,14 @@ class TreeTarget:
         return found
 
     def _make_room(self, record: VersionOpen, held: dict[int, str]) -> None:
-        """Drop the oldest versions until this one fits; the newest sealed one and what either is based on stay: clients may be reading them."""
+        """Drop the oldest versions until this one fits; the newest whole one and what either is based on stay: clients may be reading them."""
         bounds = [record.shard_bounds(index) for index in range(record.shard_count) if index not in held]
         whole = sum(end - start for start, end in bounds)
         # How small a delta becomes is known only at its end: begin if a few shards fit, and look again before each (`part`).
         needed = min(whole, SHARDS_AHEAD * record.shard_size) if record.base is not None or self._beside else whole
         needed += DISK_RESERVE_BYTES
         bases = {**self._tree.bases(), self._version: chains.base_of(record)}
-        kept = chains.closure(bases, [*self._tree.sealed()[-1:], self._version])
+        kept = chains.closure(bases, [*self._tree.newest_whole(), self._version])
         for number in self._tree.held():
             if self._tree.free_bytes() >= needed:
                 return

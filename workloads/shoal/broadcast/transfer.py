@@ -164,6 +164,11 @@ class Transfer:
                 thread.result()
         return outcome
 
+    def missing(self, record: VersionOpen) -> list[int]:
+        """Shards that are not here, ascending; for after `run`."""
+        with self._lock:
+            return [index for index in range(record.shard_count) if index not in self._have]
+
     def _complete(self, record: VersionOpen) -> TransferOutcome:
         """Wait for the manifest, then for every shard to fit it; then seal."""
         manifest = self._await(lambda: self._sealing(record))

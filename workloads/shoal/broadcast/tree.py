@@ -45,6 +45,10 @@ class Tree:
         """Numbers of the versions that are complete, ascending."""
         return [number for number in self.held() if self.path(number, WEIGHTS).is_file()]
 
+    def newest_whole(self) -> list[int]:
+        """The newest complete version whose whole chain is complete; empty where there is none. An anchor of which only its delta is here is not."""
+        return chains.newest_whole(self.bases(), self.sealed())
+
     def path(self, version: int, name: str) -> Path:
         """Where a piece lies, whether it is there or not."""
         return self._versions / keys.version_name(version) / name
@@ -121,9 +125,9 @@ class Tree:
         return sum(path.stat().st_size for path in self.path(version, OPEN).parent.glob("*.bin"))
 
     def keep_newest(self, count: int) -> list[int]:
-        """Drop all but the newest `count` versions, the newest that is sealed, and what these are based on; returns what was dropped."""
+        """Drop all but the newest `count` versions, the newest whole one, and what these are based on; returns what was dropped."""
         bases = self.bases()
-        kept = chains.must_keep(bases, count, self.sealed()[-1:])
+        kept = chains.must_keep(bases, count, chains.newest_whole(bases, self.sealed()))
         dropped = [number for number in bases if number not in kept]
         for number in dropped:
             self.drop(number)

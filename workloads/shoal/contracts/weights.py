@@ -82,6 +82,11 @@ class VersionOpen(Contract):
         """Bytes of the stream."""
         return sum(file.size for file in self.files)
 
+    @property
+    def largest_shard(self) -> int:
+        """Bytes of the first shard as assembled; no other has more."""
+        return self.shard_bounds(0)[1]
+
     def shard_bounds(self, index: int) -> tuple[int, int]:
         """Start and end offset (bytes) of shard `index` in the stream."""
         if not 0 <= index < self.shard_count:

@@ -69,10 +69,16 @@ def closure(bases: Mapping[int, int | None], wanted: Iterable[int]) -> set[int]:
     return found
 
 
+def newest_whole(bases: Mapping[int, int | None], complete: Collection[int]) -> list[int]:
+    """The newest version of `complete` whose whole chain is in it too: what a reader without any version can have. Empty where there is none."""
+    there = set(complete)
+    return next(([version] for version in sorted(there, reverse=True) if closure(bases, [version]) <= there), [])
+
+
 def must_keep(bases: Mapping[int, int | None], newest: int, also: Iterable[int] = ()) -> set[int]:
     """Of the versions in `bases`, those that must not be deleted: the `newest` highest ones, `also`, and the whole chain of each.
 
-    So there is always at least one anchor with its whole chain.
+    So there is always at least one anchor with its whole chain, where `also` is `newest_whole`.
     """
     kept = closure(bases, [*sorted(bases)[-newest:], *(version for version in also if version in bases)])
     return kept & bases.keys()

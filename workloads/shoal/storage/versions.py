@@ -13,11 +13,11 @@ from pathlib import Path
 from shoal.contracts import keys
 from shoal.contracts.signed import BadSignature, Signed, Signer
 from shoal.contracts.weights import DeltaBase, ShardDescriptor, VersionOpen, WeightsManifest
-from shoal.storage import chains
+from shoal.storage import chains, delta
 from shoal.storage.checkpoint_files import Assembler, WrongWeights, read_manifest, read_shard, unpacked
 from shoal.storage.delta import Bytes
 from shoal.storage.parallel import in_parallel
-from shoal.storage.store import Store
+from shoal.storage.store import NotFound, Store
 
 
 def sealed_versions(store: Store) -> list[int]:
@@ -55,8 +55,8 @@ def materialise(
 
     A folder with a seal that `trainer_key` does not believe is made again. A delta is made on its base: the sibling folder of that version's name if
     it is there, else from its anchor on. An anchor is made from such a base too, where a delta lies beside it. Shards are made side by side, each
-    along the whole chain, and written once: at 65.5 GB and eight versions 80 GB are read, and about 16 shards of 16 MiB are in memory. Only where
-    shards change their size on the way, a version is made beside `folder`.
+    along the whole chain, and written once: at 65.5 GB and eight versions 80 GB are read. Memory stays within `delta.MOST_BYTES`. Only where shards
+    change their size on the way, a version is made beside `folder`.
     Raises `storage.NotFound` when a version is not sealed, `WrongWeights`, `BrokenChain` or `BadSignature` when a piece is not what was signed.
     """
     if folder.is_dir():
@@ -68,7 +68,7 @@ def materialise(
     try:
         _follow(store, version, folder, run, trainer_key, beat, from_disk=True)
     except WrongWeights:
-        # A base that was taken from this disk may have rotted there: from the anchor, everything is checked again.
+        # A base that was taken from this disk may have rotted there, or the delta beside an anchor is lost or bad. So all comes from the anchor.
         _remove_links(folder)
         _follow(store, version, folder, run, trainer_key, beat, from_disk=False)
     _remove_links(folder)
@@ -156,18 +156,26 @@ def _assemble(
         assembler.write_shard(index, data)
         beat()
 
-    in_parallel(assemble, assembler.missing())
+    in_parallel(assemble, assembler.missing(), delta.side_by_side(last.largest_shard))
     assembler.finish(manifest, trainer_key)
 
 
 def _shard(
     store: Store, record: VersionOpen, index: int, trainer_key: Signer, *, beside: bool
 ) -> tuple[ShardDescriptor, bytes]:
-    """A shard as it travels, of the version or of the delta beside it, checked against its descriptor."""
+    """A shard as it travels, of the version or of the delta beside it, checked against its descriptor.
+
+    Raises `WrongWeights` where a delta beside a version is not whole, since the version in full may be.
+    """
     run, version = record.run, record.version
-    described = store.get(keys.version_descriptor(version, index, beside=beside))
+    try:
+        described = store.get(keys.version_descriptor(version, index, beside=beside))
+        data = store.get(keys.version_shard(version, index, beside=beside))
+    except NotFound as error:
+        if beside:
+            raise WrongWeights(f"the delta beside version {version} is not whole: {error}") from error
+        raise
     checked = Signed[ShardDescriptor].from_json(described).verified(trainer_key)
-    data = store.get(keys.version_shard(version, index, beside=beside))
     if (checked.run, checked.version, checked.index) != (run, version, index):
         raise WrongWeights(f"descriptor of shard {index} of version {version} belongs to another version")
     if hashlib.sha256(data).hexdigest() != checked.sha256:
