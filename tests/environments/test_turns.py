@@ -1,6 +1,10 @@
 """Episodes of several turns: calls are read from what the model wrote, answers come in the template's own messages, and both sides agree."""
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,10 +12,11 @@ import pytest
 from real_tokenizers import FAMILIES, checkpoint
 from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.tasks import Task
-from shoal.environments import Score, Unscorable
+from shoal.environments import Score, Unscorable, interpreter
+from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.episodes import tools_of
 from shoal.environments.exact_programs import is_exact
-from shoal.environments.interpreter import ENDED, SILENT, STOPPED, Interpreter, run_cells
+from shoal.environments.interpreter import CELLS, ENDED, SILENT, STOPPED, Interpreter, run_cells
 from shoal.environments.prompt_check import decided
 from shoal.environments.prompts import BadPrompt, load_tokenizer, prompt_pieces
 from shoal.environments.tokens import eos_token_ids
@@ -28,6 +33,7 @@ from shoal.environments.turns import (
     last_turn,
     pieces_around,
 )
+from shoal.rewards.sandbox import SandboxFailed
 
 ENVIRONMENT = Interpreter()
 TASK = ENVIRONMENT.tasks(1, seed=1)[0]
@@ -64,6 +70,11 @@ def of(family: str) -> tuple[Any, frozenset[int], PromptTerms]:
 )  # fmt: skip
 def test_calls_are_read_from_a_turn(turn: str, wanted: list[FunctionCall]) -> None:
     assert calls_of(turn) == wanted
+
+
+@pytest.mark.parametrize("turn", ["<tool_call>" * 100_000, "<tool_call></tool_call>" * 100_000], ids=["open", "closed"])
+def test_calls_are_read_in_time_that_grows_with_the_text_alone(turn: str) -> None:
+    assert len(calls_of(turn)) <= MOST_CALLS  # in the square of it, the first text takes minutes
 
 
 def test_an_episodes_text_keeps_turns_apart_whatever_the_model_writes() -> None:
@@ -137,6 +148,16 @@ def test_a_function_that_spells_a_control_token_is_refused() -> None:
         prompt_pieces(tokenizer, Hostile(), TASK, None, terms)
 
 
+def test_functions_of_an_environment_without_turns_are_not_in_its_prompt() -> None:
+    class Library(Arithmetic):
+        functions = ("sin", "cos")
+
+    tokenizer, _, terms = of("qwen3")
+    task = Arithmetic().tasks(1, seed=1)[0]
+    plain = prompt_pieces(tokenizer, Arithmetic(), task, None, terms)
+    assert prompt_pieces(tokenizer, Library(), task, None, terms) == plain
+
+
 def test_an_environment_that_answers_other_calls_is_not_believed() -> None:
     class Odd(Interpreter):
         def answers(self, task: Task, turns: Any) -> Answers | Unscorable:
@@ -177,10 +198,30 @@ def test_what_a_cell_does_to_its_interpreter_is_said_in_its_answers(cells: list[
 
 
 def test_a_cell_without_an_end_is_stopped_and_those_behind_it_do_not_run() -> None:
-    first, second = run_cells(["while True: pass", "1"])[0]
+    first, second = run_cells(["import os\nwhile True: pass", "1"])[0]
     assert first == second
     assert not first.sure
     assert first.text.removeprefix("error: ") in (STOPPED["cpu"], STOPPED["wall"])  # a busy machine waits
+
+
+@pytest.mark.parametrize("cells", [["while True: pass"], ["x = 1", "while True: pass", "import math"]])
+def test_a_machine_that_stalls_an_exact_program_has_failed(cells: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "LIMITS", replace(interpreter.LIMITS, wall_seconds=0.1))
+    with pytest.raises(SandboxFailed, match="the sandbox stopped a program that cannot wait"):
+        run_cells(cells)
+    assert run_cells(["import math", "while True: pass"])[0][1].text == f"error: {STOPPED['wall']}"
+
+
+def test_what_python_warns_of_is_no_part_of_an_answer() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CELLS],
+        input=json.dumps([r'print("area = \(3\)")', "1if True else 2"]),
+        env=os.environ | {"PYTHONWARNINGS": "always"},  # each version of Python warns of other things by itself
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [[r"area = \(3\)", True], ["1", True]]
 
 
 def test_a_long_answer_is_cut() -> None:
@@ -213,6 +254,12 @@ def test_a_long_answer_is_cut() -> None:
         ("print(*[1])", False),
         ("(", False),
         ("1" + "+1" * 5000, False),
+        ("'a' 'b' * 3", True),
+        (r"['\U0001fae8']", False),
+        ("'\u00e9'", False),
+        ("\u00e9 = 1", False),
+        ("['%c' % 129768]", False),
+        (r"['\x25' + 'c']", False),
     ],
 )
 def test_exact_programs_are_told_by_their_syntax(source: str, exact: bool) -> None:

@@ -12,11 +12,13 @@ import pytest
 from court import CALIBRATED, DIGEST, JOB, METADATA, VERSION, Court, OnePolicy
 from turn_policy import ENVIRONMENT, EOS, LEASE, PUBLIC, REST, TASKS, Lying, TurnScenario, call
 
+from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.recipe import Validation
 from shoal.contracts.rollouts import Rollout, sampled_stretches
 from shoal.contracts.verdicts import Verdict
 from shoal.environments import interpreter
 from shoal.validation.facts import Facts
+from shoal.validation.metrics import TOOL_DISAGREEMENTS, TOOL_ROWS_OUT_OF_TIME
 from shoal.validation.policies import LoadedPolicy
 
 replace = dataclasses.replace
@@ -29,7 +31,7 @@ def given(*answers: str) -> str:
     return "".join(f"\ntool:{answer}" for answer in answers) + "\nassistant:"
 
 
-def judge(folder: Path, made: TurnScenario, rows: Sequence[Rollout]) -> Verdict:
+def judge(folder: Path, made: TurnScenario, rows: Sequence[Rollout], job: ValidationJob = LEASED) -> Verdict:
     """The verdict of a validator that looks at every row."""
     facts = Facts(
         run="tiny",
@@ -49,7 +51,7 @@ def judge(folder: Path, made: TurnScenario, rows: Sequence[Rollout]) -> Verdict:
         prompt=made.terms,
     )
     court = Court(made, facts, OnePolicy(LoadedPolicy(VERSION, DIGEST, made.model)), folder)
-    return court.judge(list(rows), replace(METADATA, environment_digest=PUBLIC.environment_digest), LEASED)
+    return court.judge(list(rows), replace(METADATA, environment_digest=PUBLIC.environment_digest), job)
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +202,20 @@ def test_an_honest_file_of_several_turns_is_accepted_as_it_is(
     assert verdict.outcome == "accept", verdict.evidence
     assert [reward.task_reward for reward in verdict.rewards] == [row.task_reward for row in rows]
     assert None not in [reward.task_reward for reward in verdict.rewards]
+
+
+def test_an_honest_file_whose_programs_had_their_time_loses_the_rewards_of_rows_with_calls_alone(
+    tmp_path: Path,
+) -> None:
+    made = TurnScenario(REST)  # rows 0 and 1 call nothing, 2 and 3 do
+    rows = made.rows()
+    counters = (TOOL_ROWS_OUT_OF_TIME, TOOL_DISAGREEMENTS)
+    late, differing = (counter._value.get() for counter in counters)
+    verdict = judge(tmp_path, made, rows, LEASED.model_copy(update={"program_seconds": 0.0}))
+    assert verdict.outcome == "accept", verdict.evidence
+    assert [reward.task_reward for reward in verdict.rewards] == [rows[0].task_reward, rows[1].task_reward, None, None]
+    assert None not in [row.task_reward for row in rows]
+    assert [counter._value.get() for counter in counters] == [late + 2, differing]
 
 
 @pytest.mark.parametrize("kind", EDITED)

@@ -134,8 +134,8 @@ def publish_policy(home: Path, teach: Callable[[Path], Any] = taught_policy) -> 
     return model
 
 
-def file_of_a_worker(home: Path, agent: Agent) -> bytes:
-    """Start `python -m shoal.inference` in `home`, and end it when it has handed in its first file."""
+def file_of_a_worker(home: Path, agent: Agent, address: str = ADDRESS) -> bytes:
+    """Start `python -m shoal.inference` in `home`, and end it when it has handed in its first file. `address`: where its metrics are served."""
     for folder in ("tmp", "config"):
         (home / folder).mkdir()
     node = NodeConfig(
@@ -148,7 +148,7 @@ def file_of_a_worker(home: Path, agent: Agent) -> bytes:
     )
     (home / "config" / "node.json").write_bytes(node.to_json())
     socket = SocketAgent(home, agent)
-    settings = {"SHOAL_HOME": str(home), "SHOAL_BIND": ADDRESS, "SHOAL_POD": "tools-0"}
+    settings = {"SHOAL_HOME": str(home), "SHOAL_BIND": address, "SHOAL_POD": "tools-0"}
     with (home / "log").open("w") as log:
         worker = subprocess.Popen(
             [sys.executable, "-m", "shoal.inference"], env=STARTED_WITH | settings, stdout=log, stderr=subprocess.STDOUT

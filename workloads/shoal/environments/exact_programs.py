@@ -2,8 +2,9 @@
 
 In: source. Out: yes or no, by its syntax alone; nothing is run. What such a program prints follows from the language's definition. It has no
 floating point, because the C library rounds powers, and no object that prints an address. It has no import, attribute, function, class or exception
-of its own, and calls a few functions of Python alone. So whoever claims another output lies. Called by `interpreter`; a program that is not exact is
-judged more gently.
+of its own, and calls a few functions of Python alone. It is ASCII, and its texts are, without `%`, which formats: which other characters are
+printed as they are differs between versions. So whoever claims another output lies. Called by `interpreter`; a program that is not exact is judged
+more gently.
 """
 
 import ast
@@ -41,7 +42,7 @@ _PLAIN = (
 
 def is_exact(source: str) -> bool:
     """See the module's page. False also where the source is not a program."""
-    if len(source) > LONGEST_EXACT:
+    if len(source) > LONGEST_EXACT or not source.isascii():
         return False
     try:
         tree = ast.parse(source)
@@ -54,7 +55,9 @@ def is_exact(source: str) -> bool:
 def _is_exact(node: ast.AST, called: set[int]) -> bool:
     match node:
         case ast.Constant(value=value):
-            return value is None or type(value) in (int, bool, str)
+            if isinstance(value, str):
+                return value.isascii() and "%" not in value
+            return value is None or type(value) in (int, bool)
         case ast.Name(id=name, ctx=ctx):
             function = name in FUNCTIONS
             return (

@@ -142,12 +142,21 @@ class Interpreter:
 
 
 def run_cells(cells: Sequence[str]) -> tuple[list[Answer], float]:
-    """What each cell prints, and the CPU seconds that all took. Raises SandboxFailed and NoIsolation."""
+    """What each cell prints, and the CPU seconds that all took. Raises SandboxFailed and NoIsolation.
+
+    Exact programs neither wait nor end themselves. Where only these have run, a wait or a signal is this machine's fault: SandboxFailed, because
+    another machine's answer to the cell would be sure.
+    """
     outcome = shared_pool().run(Program(CELLS, stdin=json.dumps(list(cells)).encode(), limits=LIMITS))
     whole = outcome.succeeded and outcome.cpu_seconds < SURE_SECONDS
+    printed = _printed(outcome)[: len(cells)]
+    began = cells[: len(printed) + 1]
+    if outcome.ended in ("wall", "signal") and len(printed) < len(cells) and all(map(is_exact, began)):
+        raise SandboxFailed(
+            f"the sandbox stopped a program that cannot wait and cannot be at fault: it {outcome.reason()}"
+        )
     exact, found = whole, []
-    for number, printed in enumerate(_printed(outcome)[: len(cells)]):
-        text, fine = printed
+    for number, (text, fine) in enumerate(printed):
         exact = exact and fine and is_exact(cells[number])
         found.append(Answer(text or SILENT, exact))
     stopped = STOPPED.get(outcome.ended, ENDED)

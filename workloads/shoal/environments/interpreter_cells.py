@@ -1,7 +1,8 @@
 """Runs Python cells one after the other in one memory, inside a sandbox. Sent there as source by `interpreter`, and never imported.
 
 In: a JSON list of cells on standard input. Out: a JSON line a cell, `[what it printed, whether it ended without an error]`. What a cell does to this
-program is its own doing: it changes what the model is told, the same on every machine. Standard library only.
+program is its own doing: it changes what the model is told, the same on every machine. Warnings are left out: each version of Python has others.
+Standard library only.
 """
 
 import ast
@@ -9,6 +10,7 @@ import io
 import json
 import os
 import sys
+import warnings
 
 LONGEST = 4000
 """Characters that are kept of what a cell prints."""
@@ -46,6 +48,7 @@ def run(source: str, memory: dict[str, object], kept: Kept) -> bool:
 
 def main() -> None:
     """Run all cells, then end, whatever threads they left behind."""
+    warnings.simplefilter("ignore")
     cells = json.load(sys.stdin)
     memory: dict[str, object] = {"__name__": "__main__"}
     write, dumps = os.write, json.dumps

@@ -79,7 +79,9 @@ def prompt_pieces(
     messages = _messages(environment, task, target_length, terms.system)
     control = _control_pattern(tokenizer)
     arguments = terms.template_arguments
-    if functions := getattr(environment, "functions", None):
+    from shoal.environments.turns import WithTurns  # which takes from here how text is encoded
+
+    if isinstance(environment, WithTurns) and (functions := environment.functions):
         listed = "\n".join(json.dumps(each) for each in functions)
         if control.search(listed):
             raise BadPrompt(

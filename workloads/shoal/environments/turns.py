@@ -39,8 +39,6 @@ TURN_END = "\x1e"
 """Between the turns of an episode's text (ASCII's record separator). A model that writes one gets U+FFFD in its place."""
 PROBE, SAID = "Tell me.", "Here it is."
 
-_CALLS = re.compile(f"{re.escape(CALL)}(.*?){re.escape(CALL_END)}", re.DOTALL)
-
 
 @dataclass(frozen=True)
 class FunctionCall:
@@ -100,9 +98,16 @@ class WithTurns(Protocol):
 
 
 def calls_of(turn: str) -> list[FunctionCall]:
-    """The calls in the text of one turn, at most `MOST_CALLS`. What stands in the model's thoughts is none."""
-    found = _CALLS.findall(turn.rpartition("</think>")[2])
-    return [_call(text) for text in found[:MOST_CALLS]]
+    """The calls in the text of one turn, at most `MOST_CALLS`. What stands in the model's thoughts is none. Takes time in line with the text."""
+    text, found, place = turn.rpartition("</think>")[2], list[FunctionCall](), 0
+    while len(found) < MOST_CALLS:
+        start = text.find(CALL, place)
+        end = text.find(CALL_END, start + len(CALL)) if start >= 0 else -1
+        if end < 0:
+            break
+        found.append(_call(text[start + len(CALL) : end]))
+        place = end + len(CALL_END)
+    return found
 
 
 def episode_text(turns: Sequence[str]) -> str:
@@ -198,6 +203,10 @@ class Turns:
             if wrong is not None:
                 return f"the message after turn {number} {wrong}"
         return None
+
+    def calls(self, tokens: Sequence[int], mask: Sequence[bool]) -> bool:
+        """Whether the model calls anything in a completion."""
+        return any(calls_of(text) for text in self._texts(tokens, mask))
 
     def run_again(
         self, task: Task, tokens: Sequence[int], mask: Sequence[bool], finish_reason: str, limit: int

@@ -88,7 +88,7 @@ def judge(
             # A wrong number of rows is for `sampling` to name; a flood of short ones is refused before any is made.
             most = MOST_TIMES_ROWS * facts.rows
             file = File(job, *parse_file(path, facts.rows * longest, longest, most, progress=progress))
-        finding = cheap_finding(file, facts, watch)
+        finding = cheap_finding(file, facts, watch, progress)
         last = runs_programs(facts.environment)
         if finding is None and not last:
             rewards, finding = scored(file, facts, watch, progress, programs)
@@ -151,12 +151,14 @@ def prompt_tokens(file: File, facts: Facts) -> int:
     return sum(len(row.prompt_tokens) for row in file.rows[: facts.completions : facts.group_size])
 
 
-def cheap_finding(file: File, facts: Facts, watch: Stopwatch) -> Finding | None:
+def cheap_finding(
+    file: File, facts: Facts, watch: Stopwatch, progress: Callable[[], None] = lambda: None
+) -> Finding | None:
     """The first finding of the checks that look at every row and need no weights."""
     with watch("cheap_checks"):
         found = identity.check(file, facts) or bounds.check(file, facts) or sampling.check(file, facts)
     with watch("tools"):
-        found = found or tools.check(file, facts)
+        found = found or tools.check(file, facts, progress)
     with watch("cheap_checks"):
         return (
             found

@@ -17,6 +17,10 @@ TOOL_DISAGREEMENTS = Counter(
     "shoal_validator_tool_disagreements_total",
     "Rows that are not scored because functions answered otherwise when they were run again, which no node is at fault for.",
 )
+TOOL_ROWS_OUT_OF_TIME = Counter(
+    "shoal_validator_tool_rows_out_of_time_total",
+    "Rows with calls that are not scored because the programs of their file have had their time.",
+)
 PROGRAM_DISAGREEMENTS = Counter(
     "shoal_validator_program_disagreements_total",
     "Rows whose program scored differently than claimed, by who disagreed: the claim, or the validator's own runs, whose row is left out.",

@@ -14,12 +14,13 @@ from shoal.environments.scored_once import ProgramTime
 from shoal.environments.turns import Turns
 from shoal.telemetry import get_logger
 from shoal.validation.facts import Facts, File, Finding, reject
-from shoal.validation.metrics import TOOL_DISAGREEMENTS
+from shoal.validation.metrics import TOOL_DISAGREEMENTS, TOOL_ROWS_OUT_OF_TIME
 
 
-def check(file: File, facts: Facts) -> Finding | None:
+def check(file: File, facts: Facts, progress: Callable[[], None] = lambda: None) -> Finding | None:
     """Replay every row. A tool that fails here leaves the file undecided."""
     for number, row in enumerate(file.rows):
+        progress()
         if facts.tools is None:
             if not all(row.completion_mask) or row.finish_reason == "unanswered":
                 return reject(
@@ -49,14 +50,18 @@ def run_again(
 ) -> tuple[frozenset[int], Finding | None]:
     """Run the calls of every row with turns again: the rows that are not scored, and what no machine could have answered.
 
-    A row is not scored where its answers differ, where the environment cannot answer it, or where the file's programs have had their time.
+    A row is not scored where its answers differ, or where the environment cannot answer it. Nor is one with calls once the file's programs have had
+    their time; a row without calls needs nothing of that.
     """
     if not isinstance(facts.tools, Turns):
         return frozenset(), None
     unscored: dict[int, str] = {}
+    late: set[int] = set()
     for number, row in enumerate(file.rows):
         if programs.over:
-            unscored[number] = "the programs of the file have had their time"
+            if facts.tools.calls(row.completion_tokens, row.completion_mask):
+                late.add(number)
+            progress()
             continue
         found = facts.tools.run_again(
             facts.tasks[row.prompt_index],
@@ -83,4 +88,13 @@ def run_again(
             first=first,
             reason=unscored[first][:500],
         )
-    return frozenset(unscored), None
+    if late:
+        TOOL_ROWS_OUT_OF_TIME.inc(len(late))
+        get_logger().warning(
+            "the programs of a file have had their time; its later rows with calls are not scored",
+            node=file.job.node[:12],
+            rows=len(late),
+            first=min(late),
+            spent_seconds=round(programs.spent, 3),
+        )
+    return frozenset(unscored) | late, None
