@@ -49,6 +49,9 @@ class Tools:
     def pauses(self, tokens: Sequence[int]) -> bool:
         return True
 
+    def asks(self, finish_reason: str) -> bool:
+        return finish_reason == "unanswered"
+
     def turn_room(self, room: int) -> int:
         return room
 
