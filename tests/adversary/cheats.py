@@ -121,7 +121,7 @@ def best_samples(entry: Entry, scene: Scene) -> bytes:
     workshop = entry.arena.workshop
     made = entry.completions
     scores = [
-        workshop.score(entry.planned[number // SAMPLES].task, completion.tokens) or 0.0
+        workshop.score(entry.planned[number // SAMPLES].task, completion.tokens, [True] * len(completion.tokens)) or 0.0
         for number, completion in enumerate(made)
     ]
     entry.completions = forging.best_of(made, SAMPLES, scores)

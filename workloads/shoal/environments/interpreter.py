@@ -20,7 +20,7 @@ from shoal.contracts.tasks import Task
 from shoal.environments.base import Score, Unscorable, length_suffix
 from shoal.environments.exact_programs import is_exact
 from shoal.environments.tool import ANSWER, CannotCalculate, calculate
-from shoal.environments.turns import LONGEST_ANSWER, TURN_END, Answer, Answers, FunctionCall, last_turn
+from shoal.environments.turns import LONGEST_ANSWER, TURN_END, ToolAnswer, Answers, FunctionCall, last_turn
 from shoal.rewards.sandbox import Limits, NoIsolation, Outcome, Program, SandboxFailed, choose, shared_pool, trial
 
 MOST_TASKS = 100_000
@@ -141,7 +141,7 @@ class Interpreter:
         return []
 
 
-def run_cells(cells: Sequence[str]) -> tuple[list[Answer], float]:
+def run_cells(cells: Sequence[str]) -> tuple[list[ToolAnswer], float]:
     """What each cell prints, and the CPU seconds that all took. Raises SandboxFailed and NoIsolation.
 
     Exact programs neither wait nor end themselves. Where only these have run, a wait or a signal is this machine's fault: SandboxFailed, because
@@ -158,9 +158,9 @@ def run_cells(cells: Sequence[str]) -> tuple[list[Answer], float]:
     exact, found = whole, []
     for number, (text, fine) in enumerate(printed):
         exact = exact and fine and is_exact(cells[number])
-        found.append(Answer(text or SILENT, exact))
+        found.append(ToolAnswer(text or SILENT, exact))
     stopped = STOPPED.get(outcome.ended, ENDED)
-    return [*found, *[Answer(f"error: {stopped}")] * (len(cells) - len(found))], outcome.cpu_seconds
+    return [*found, *[ToolAnswer(f"error: {stopped}")] * (len(cells) - len(found))], outcome.cpu_seconds
 
 
 def _printed(outcome: Outcome) -> list[tuple[str, bool]]:
@@ -182,18 +182,18 @@ def _code(call: FunctionCall) -> str | None:
     return code if isinstance(code, str) and len(code) <= LONGEST_CELL else None
 
 
-def _answer(call: FunctionCall, outputs: object) -> Answer:
+def _answer(call: FunctionCall, outputs: object) -> ToolAnswer:
     if call.name == "python":
         if _code(call) is None:
-            return Answer(f"error: code is no text of at most {LONGEST_CELL} characters", True)
+            return ToolAnswer(f"error: code is no text of at most {LONGEST_CELL} characters", True)
         return next(outputs)  # type: ignore[call-overload,no-any-return]
     expression = call.arguments.get("expression")
     if not isinstance(expression, str):
-        return Answer("error: expression is no text", True)
+        return ToolAnswer("error: expression is no text", True)
     try:
-        return Answer(calculate(expression), True)
+        return ToolAnswer(calculate(expression), True)
     except CannotCalculate as error:
-        return Answer(f"error: {error}", True)
+        return ToolAnswer(f"error: {error}", True)
 
 
 def _question(kind: int, chance: random.Random) -> tuple[str, str]:

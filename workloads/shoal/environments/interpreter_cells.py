@@ -16,7 +16,7 @@ LONGEST = 4000
 """Characters that are kept of what a cell prints."""
 
 
-class Kept(io.TextIOBase):
+class KeptText(io.TextIOBase):
     """Standard output of a cell: its first characters."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Kept(io.TextIOBase):
         return len(text)
 
 
-def run(source: str, memory: dict[str, object], kept: Kept) -> bool:
+def run(source: str, memory: dict[str, object], kept: KeptText) -> bool:
     """One cell; whether it ended without an error, which is written behind what it printed."""
     try:
         tree = ast.parse(source)
@@ -53,7 +53,7 @@ def main() -> None:
     memory: dict[str, object] = {"__name__": "__main__"}
     write, dumps = os.write, json.dumps
     for source in cells:
-        kept = Kept()
+        kept = KeptText()
         sys.stdout = sys.stderr = kept
         fine = run(source, memory, kept)
         line = dumps(["".join(kept.parts).rstrip("\n"), fine]).encode() + b"\n"

@@ -50,7 +50,7 @@ class FunctionCall:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ToolAnswer:
     """What a function answers. `sure`: every machine gets exactly this for these calls, whatever its processor, load and version of Python."""
 
     text: str
@@ -61,7 +61,7 @@ class Answer:
 class Answers:
     """For each turn one answer a call, in order; and CPU seconds of programs that ran for them."""
 
-    turns: Sequence[Sequence[Answer]]
+    turns: Sequence[Sequence[ToolAnswer]]
     program_seconds: float = 0.0
 
 
@@ -269,7 +269,7 @@ class Turns:
             answers = iter(given)
             filled.append(
                 [
-                    Answer(f"error: {call.problem}", True) if call.problem is not None else _bounded(next(answers))
+                    ToolAnswer(f"error: {call.problem}", True) if call.problem is not None else _bounded(next(answers))
                     for call in turn
                 ]
             )
@@ -280,7 +280,7 @@ class Turns:
             return FunctionCall(problem=f"there is no such function; allowed: {', '.join(self._names)}")
         return call
 
-    def _message(self, answers: Sequence[Answer]) -> list[int]:
+    def _message(self, answers: Sequence[ToolAnswer]) -> list[int]:
         """Tokens between two turns."""
         first, *others = self._around(len(answers))
         tokens = list(first)
@@ -302,10 +302,10 @@ class Turns:
             return "holds a control token in an answer, which no text makes"
         return None
 
-    def _contradicts(self, claimed: list[int], ours: Sequence[Answer]) -> bool:
+    def _contradicts(self, claimed: list[int], ours: Sequence[ToolAnswer]) -> bool:
         """Whether a claimed message, which is not ours, cannot be another machine's: a sure answer differs, before any that is not."""
         place = 0
-        for piece, answer in zip(self._around(len(ours)), (*ours, Answer("")), strict=True):
+        for piece, answer in zip(self._around(len(ours)), (*ours, ToolAnswer("")), strict=True):
             if claimed[place : place + len(piece)] != piece:
                 return True
             place += len(piece)
@@ -387,7 +387,7 @@ def _call(text: str) -> FunctionCall:
     return FunctionCall(name, arguments)
 
 
-def _bounded(answer: Answer) -> Answer:
+def _bounded(answer: ToolAnswer) -> ToolAnswer:
     """As the model is given it: no longer than allowed, without halves of characters."""
     text = answer.text.encode("utf-8", "replace").decode()[:LONGEST_ANSWER]
-    return Answer(text, answer.sure)
+    return ToolAnswer(text, answer.sure)
