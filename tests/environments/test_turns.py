@@ -24,9 +24,9 @@ from shoal.environments.turns import (
     LONGEST_ANSWER,
     MOST_CALLS,
     TURN_END,
-    Answer,
     Answers,
     FunctionCall,
+    ToolAnswer,
     Turns,
     calls_of,
     episode_text,
@@ -161,7 +161,7 @@ def test_functions_of_an_environment_without_turns_are_not_in_its_prompt() -> No
 def test_an_environment_that_answers_other_calls_is_not_believed() -> None:
     class Odd(Interpreter):
         def answers(self, task: Task, turns: Any) -> Answers | Unscorable:
-            return Answers([[Answer("1"), Answer("2")]])
+            return Answers([[ToolAnswer("1"), ToolAnswer("2")]])
 
     tokenizer, eos, terms = of("qwen3")
     tokens = [*tokenizer.encode(call("python", code="1"), add_special_tokens=False), max(eos)]

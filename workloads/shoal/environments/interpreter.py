@@ -20,7 +20,7 @@ from shoal.contracts.tasks import Task
 from shoal.environments.base import Score, Unscorable, length_suffix
 from shoal.environments.exact_programs import is_exact
 from shoal.environments.tool import ANSWER, CannotCalculate, calculate
-from shoal.environments.turns import LONGEST_ANSWER, TURN_END, ToolAnswer, Answers, FunctionCall, last_turn
+from shoal.environments.turns import LONGEST_ANSWER, TURN_END, Answers, FunctionCall, ToolAnswer, last_turn
 from shoal.rewards.sandbox import Limits, NoIsolation, Outcome, Program, SandboxFailed, choose, shared_pool, trial
 
 MOST_TASKS = 100_000

@@ -79,9 +79,10 @@ def prompt_pieces(
     messages = _messages(environment, task, target_length, terms.system)
     control = _control_pattern(tokenizer)
     arguments = terms.template_arguments
-    from shoal.environments.turns import WithTurns  # which takes from here how text is encoded
-
-    if isinstance(environment, WithTurns) and (functions := environment.functions):
+    has_turns = hasattr(environment, "answers") and hasattr(
+        environment, "most_turns"
+    )  # a `turns.WithTurns`, which imports this
+    if has_turns and (functions := getattr(environment, "functions", None)):
         listed = "\n".join(json.dumps(each) for each in functions)
         if control.search(listed):
             raise BadPrompt(
