@@ -147,6 +147,7 @@ def judged(
     facts = cast(Facts, SimpleNamespace(
         environment=environment, tasks=table, tokenizer=Bytes(), eos_token_ids=frozenset(), length_reward=None,
         validation=state.config.validation, prefixes=lambda rows: [0] * len(rows),
+        scored_text=lambda row, _: Bytes().decode(row.completion_tokens),
     ))  # fmt: skip
     before, differing, left_out, version = _disagreements(), 0, 0, 0
     run.announce(version)

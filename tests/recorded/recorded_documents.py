@@ -54,6 +54,7 @@ from shoal.contracts.protocol import (
     DatasetProgress,
     Exclusions,
     GroupPlace,
+    HandedPart,
     Hardware,
     Heartbeat,
     HeartbeatReply,
@@ -97,6 +98,7 @@ from shoal.contracts.recipe import (
     TaskSource,
     TrainerSettings,
     Validation,
+    WorkloadIdentity,
 )
 from shoal.contracts.relays import RelayConfig
 from shoal.contracts.roster import KeyChange, Roster
@@ -112,6 +114,7 @@ from shoal.contracts.run import (
     RunConfig,
 )
 from shoal.contracts.run_parts import PartState, RunParts
+from shoal.contracts.settings import Rollouts
 from shoal.contracts.sft import SftDataset, SftManifest, SftSettings, SftShard
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import BatchFile, Beacon, SourceGroups, StepBatch, StepMetrics, TypeMeans
@@ -121,6 +124,7 @@ from shoal.contracts.trust import KeysNotice, PastWork
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
 from shoal.contracts.verdicts import UNSCORED, Opinion, RowReward, ValidatorCard, Verdict
 from shoal.contracts.weights import DeltaBase, ShardDescriptor, VersionIndex, VersionOpen, WeightsManifest
+from shoal.contracts.work import LeasePart
 from shoal.crypto.keys import PrivateKey
 from shoal.discovery.uplink_check import GivenTest
 from shoal.evaluation.versions import VersionEvaluation
@@ -304,6 +308,10 @@ DOCUMENTS: dict[str, Contract] = {
     "upload-request": sample(UploadRequest),
     "upload-grant": sample(UploadGrant),
     "submission-notice": sample(SubmissionNotice),
+    "submission-notice-of-a-part": sample(SubmissionNotice).model_copy(update={"part": HandedPart(groups=[0, 2], keep=True)}),
+    "lease-of-a-part": sample(Lease).model_copy(
+        update={"part": LeasePart(node=NODE, submission=2, groups=[1, 3], left=1)}
+    ),
     "submission-receipt": sample(SubmissionReceipt),
     "version-announcement": sample(VersionAnnouncement),
     "trainer-progress": sample(TrainerProgress),
@@ -426,6 +434,16 @@ DOCUMENTS: dict[str, Contract] = {
     "run-config-dppo": samples.run_config(recipe=Recipe(algorithm={"dppo": {}})),
     "run-config-custom": samples.run_config(
         recipe=Recipe(algorithm={"custom": {"path": "lab.objectives:OURS", "sha256": "ab" * 32}})
+    ),
+    "run-config-parts-and-identity": samples.run_config(
+        S3Storage(
+            endpoint="https://s3.eu-central-1.amazonaws.com",
+            bucket="shoal",
+            workload_identity=WorkloadIdentity(
+                service_account="store", role_arn="arn:aws:iam::123456789012:role/store", sts_endpoint="https://sts.eu-central-1.amazonaws.com"
+            ),
+        ),
+        rollouts=Rollouts(hand_in_every_seconds=300),
     ),
     "run-config-retention": samples.run_config(storage=StorageSpec(retention=Retention(keep="Verify", steps=4))),
     "run-config-vineppo": samples.run_config(recipe=Recipe(algorithm=Algorithm(vineppo=VinePpo()))),
