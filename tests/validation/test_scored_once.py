@@ -75,6 +75,7 @@ def rewards_of(scorer: "Scorer | Flaky", texts: list[str], claims: float | None 
     ]
     facts = SimpleNamespace(
         prefixes=lambda rows: [0] * len(rows),
+        scored_text=lambda row, _: texts[row.completion_tokens[0]],
         tokenizer=SimpleNamespace(decode=lambda ids, **_: texts[ids[0]]),
         eos_token_ids=frozenset({-1}),
         environment=scorer,
