@@ -35,6 +35,9 @@ S3_CODE = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
 MAX_KEY_LENGTH = 512  # S3 allows 1024 bytes; ours are far shorter
 CHUNK_BYTES = 8 << 20  # a streamed read holds this much at a time, and so does each part of an upload on its way
 UPLOADS = 8
+BEING_WRITTEN = re.compile(
+    r"/\.[^/]+\.sgwtmp\.\d+$"
+)  # versitygw lists an object that is being written by this name too
 MAX_PARTS = 9000  # S3 takes 10,000 for an object
 PAUSES = Backoff(0.1, 5.0)
 SILENCE_SECONDS = 30.0  # a request on which nothing arrives for so long is asked again
@@ -218,6 +221,7 @@ class Store:
                 ObjectInfo(str(meta["path"])[strip:], int(meta["size"]), meta["last_modified"].timestamp())
                 for batch in obstore.list(self._backend, folder)
                 for meta in batch
+                if not BEING_WRITTEN.search(str(meta["path"]))
             ]
             return sorted(found, key=lambda info: info.key)
 
