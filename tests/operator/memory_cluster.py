@@ -101,6 +101,9 @@ class MemoryCluster:
             return [pod for _, pod in sorted(self.pods.items()) if labels.items() <= pod["metadata"]["labels"].items()]
         return self.objects.find(kind, labels)
 
+    def failed_pods(self, run: str) -> list[Object]:
+        return []
+
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         found: list[Object] = self._read((kind, *sorted(labels.items())), lambda: self._find(kind, labels))
         return found

@@ -7,7 +7,7 @@ import pytest
 
 from shoal_operator.api.pods import PodWithVariables
 from shoal_operator.children.pods import Container
-from shoal_operator.engine.apply import Action, contains, decide, hash_of, template_hash, with_hash
+from shoal_operator.engine.apply import Action, contains, decide, hash_of, not_quantities, template_hash, with_hash
 
 WANTED: dict[str, Any] = {
     "apiVersion": "apps/v1",
@@ -165,3 +165,19 @@ def test_the_hash_covers_the_template_alone() -> None:
 )
 def test_containment_compares_quantities_by_value_and_lists_whole(have: Any, want: Any, expected: bool) -> None:
     assert contains(have, want) is expected
+
+
+def test_what_is_no_quantity_is_named_with_its_place() -> None:
+    pod = {
+        "containers": [
+            {"name": "a", "resources": {"limits": {"memory": "8 GB", "cpu": "1e3"}, "requests": {"cpu": 2}}}
+        ],
+        "volumes": [
+            {"name": "mine", "emptyDir": {"sizeLimit": "many"}},
+            {"name": "other", "emptyDir": {"sizeLimit": "4Gi"}},
+        ],
+    }
+    assert list(not_quantities({"spec": pod})) == [
+        "spec.containers[0].resources.limits.memory: '8 GB'",
+        "spec.volumes[0].emptyDir.sizeLimit: 'many'",
+    ]

@@ -38,8 +38,9 @@ LASTING = frozenset({400, 403, 413, 422})
 """Refusals that stand until someone changes the object, a quota, an admission rule or a permission."""
 TERMINATING = "because it is being terminated"
 """In the refusal of new objects in a terminating namespace."""
-NO_SUCH_FIELD = "failed to create typed patch object"
-"""In the refusal of an applied object with a field that its kind does not have: of a podTemplate's, say. Its status is 500."""
+UNREADABLE = ("failed to create typed patch object", "unable to convert unstructured object")
+"""In the refusal of an applied object with a field that its kind does not have, or with a value that it cannot read: of a podTemplate's, say.
+Its status is 500."""
 METHODS = {
     "get": "GET",
     "list": "GET",
@@ -61,8 +62,12 @@ class ApiError(ClusterError):
     def __init__(self, text: str, status: int = 0, reason: str = "", retry_after: float | None = None) -> None:
         super().__init__(text)
         self.status, self.reason, self.retry_after = status, reason, retry_after
-        self.lasting = status in LASTING or NO_SUCH_FIELD in text
+        self.lasting = status in LASTING or any(words in text for words in UNREADABLE)
         self.passing = not self.lasting or TERMINATING in text
+
+    def with_cause(self, cause: str) -> "ApiError":
+        """The same refusal, which says first what caused it: its text may be cut."""
+        return ApiError(f"{cause}; {self}", self.status, self.reason, self.retry_after)
 
 
 class NotLeader(ApiError):

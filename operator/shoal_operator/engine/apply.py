@@ -5,7 +5,8 @@ that the template does not set are not compared: so fields that the API server o
 """
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -31,6 +32,11 @@ IMMUTABLE: dict[str, tuple[tuple[str, ...], ...]] = {
     "Service": (("spec", "loadBalancerClass"),),
 }
 """What the API server refuses to change; a changed object is replaced."""
+
+QUANTITIES, QUANTITIES_BY_NAME = frozenset({"sizeLimit", "divisor"}), frozenset({"requests", "limits", "overhead"})
+"""Fields that are a quantity, and maps of them by a resource's name."""
+KUBERNETES_QUANTITY = r"[+-]?[0-9.]+[eEinumkKMGTP]*[-+]?[0-9]*"
+"""What an API server reads (apimachinery, `resource.Quantity`): more than `api.base.QUANTITY_PATTERN`, which is for people."""
 
 NOT_HASHED: dict[str, tuple[tuple[str, ...], ...]] = dict.fromkeys(
     ("InferencePool", "RelayServer", "Validator"), (("spec", "replicas"),)
@@ -146,6 +152,26 @@ def contains(live: Any, wanted: Any) -> bool:
             and all(contains(have, want) for have, want in zip(live, wanted, strict=True))
         )
     return isinstance(live, str | int) and isinstance(wanted, str | int) and _same_quantity(live, wanted)
+
+
+def not_quantities(body: Any, path: str = "") -> Iterator[str]:
+    """Path and value of what the API server reads as a quantity and cannot: its refusal names neither."""
+    if isinstance(body, list):
+        for number, each in enumerate(body):
+            yield from not_quantities(each, f"{path}[{number}]")
+    elif isinstance(body, dict):
+        for key, value in body.items():
+            here = f"{path}.{key}".removeprefix(".")
+            if key in QUANTITIES_BY_NAME and isinstance(value, dict):
+                yield from (f"{here}.{name}: {each!r}" for name, each in value.items() if _cannot_be_read(each))
+            elif key in QUANTITIES and _cannot_be_read(value):
+                yield f"{here}: {value!r}"
+            else:
+                yield from not_quantities(value, here)
+
+
+def _cannot_be_read(value: Any) -> bool:
+    return not isinstance(value, str | int) or re.fullmatch(KUBERNETES_QUANTITY, str(value)) is None
 
 
 def _same_quantity(one: str | int, other: str | int) -> bool:

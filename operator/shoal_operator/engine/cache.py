@@ -6,6 +6,7 @@ a request, and keys for the work queue. Objects are kept as compact JSON: a tent
 """
 
 import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +21,9 @@ INDEXED_LABELS = (RUN_LABEL, SET_LABEL)
 
 MAX_GRAVES = 20_000
 """Deletions that are remembered, so that a late event or answer does not bring an object back. The oldest half goes when there are more."""
+
+MAX_FAILED_PODS = 4
+"""Pods of a run that failed and were replaced, as they were last: a StatefulSet replaces one within milliseconds, before anybody looks. 2 kB each."""
 
 OWN_WRITE_DELAY_SECONDS = 2.0
 """After one of our writes of a child its owner is reconciled once more: others may have written between our read and our write."""
@@ -37,6 +41,10 @@ _POD_METADATA = (
     "finalizers",
     "deletionTimestamp",
 )
+
+
+FAILED = b'"phase":"Failed"'
+"""In the data of a pod that failed."""
 
 
 class CachedObject(NamedTuple):
@@ -121,6 +129,7 @@ class Cache:
         self._lock = threading.RLock()
         self._entries: dict[Key, CachedObject] = {}
         self._graves: dict[Key, int] = {}
+        self._failed: dict[tuple[str, str], deque[bytes]] = {}  # (namespace, run) -> pods
         self._names: dict[tuple[str, str], dict[str, None]] = {}  # (kind, namespace) -> names
         self._by_label: dict[
             tuple[str, str, str, str], dict[str, None]
@@ -168,6 +177,10 @@ class Cache:
         )  # a copy at one blow: another thread may add a name meanwhile
         entries = [(name, self._entries.get(Key(kind, namespace, name))) for name in sorted(fewest)]
         return [(name, entry) for name, entry in entries if entry and labels.items() <= entry.labels.items()]
+
+    def failed_pods(self, namespace: str, run: str) -> list[Object]:
+        """Pods of a run that failed and are gone, the oldest first."""
+        return [orjson.loads(data) for data in list(self._failed.get((namespace, run), ()))]
 
     # Learning.
 
@@ -262,7 +275,13 @@ class Cache:
 
     def _remove(self, key: Key, version: int) -> None:
         self._unlink(key)
-        self._entries.pop(key, None)
+        entry = self._entries.pop(key, None)
+        if key.kind == "TrainingRun":
+            self._failed.pop((key.namespace, key.name), None)
+        elif key.kind == "Pod" and entry is not None and FAILED in entry.data:
+            run = Key("TrainingRun", key.namespace, entry.labels.get(RUN_LABEL, ""))
+            if run in self._entries:
+                self._failed.setdefault((run.namespace, run.name), deque(maxlen=MAX_FAILED_PODS)).append(entry.data)
         self._bury(key, version)
 
     def _bury(self, key: Key, version: int) -> None:

@@ -99,6 +99,9 @@ class Cluster(Protocol):
         It may cost a request. Ask only about what is not well: a workload that lacks pods, a pod that does not become ready.
         """
 
+    def failed_pods(self, run: str) -> list[Object]:
+        """Pods of a run that failed and were replaced since this operator looks: the last few, as they were last."""
+
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         """Live objects of a kind that carry all these labels, by name; kind `Pod` too, which nobody applies."""
 

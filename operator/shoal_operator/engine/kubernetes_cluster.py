@@ -15,6 +15,7 @@ from shoal.contracts.run import Addresses
 from shoal_operator.children.names import cluster_addresses
 from shoal_operator.children.site import Site, at_site, with_digests
 from shoal_operator.engine.api_server import APPLY_PATCH, MERGE_PATCH, ApiError, ApiServer
+from shoal_operator.engine.apply import not_quantities
 from shoal_operator.engine.cache import Cache
 from shoal_operator.engine.cluster import ClusterError, NotHeard, Object, Result
 from shoal_operator.engine.events import EventRecorder
@@ -166,6 +167,10 @@ class KubernetesCluster:
         warned[uid] = (self._parts.foreign.clock(), said)
         return said.unless_before(since)
 
+    def failed_pods(self, run: str) -> list[Object]:
+        self._not_kept()
+        return self._cache.failed_pods(self.namespace, run)
+
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         _known(kind)
         if self._reads is not None:
@@ -302,16 +307,21 @@ class KubernetesCluster:
         self, kind: str, name: str, body: Object, *, subresource: str | None = None, manager: str = FIELD_MANAGER
     ) -> Object:
         self._not_kept()
-        found = self._api.call(
-            "patch",
-            _known(kind),
-            self.namespace,
-            name,
-            subresource=subresource,
-            query={"fieldManager": manager, "force": "true"},
-            body=body,
-            content_type=APPLY_PATCH,
-        )
+        try:
+            found = self._api.call(
+                "patch",
+                _known(kind),
+                self.namespace,
+                name,
+                subresource=subresource,
+                query={"fieldManager": manager, "force": "true"},
+                body=body,
+                content_type=APPLY_PATCH,
+            )
+        except ApiError as error:
+            if "quantities" in str(error) and (wrong := ", ".join(not_quantities(body))):
+                raise error.with_cause(f"no quantity is {wrong}") from error
+            raise
         self._cache.wrote(found, self._key)
         return found
 

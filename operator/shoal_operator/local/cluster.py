@@ -86,6 +86,9 @@ class LocalCluster:
     def warning_about(self, about: Object, reason: str = "", since: datetime | None = None) -> tuple[str, str]:
         return "", ""
 
+    def failed_pods(self, run: str) -> list[Object]:
+        return []  # a process that failed is listed until it is started again
+
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         if kind == "Pod":
             return [

@@ -198,7 +198,8 @@ def last_failures(
     """How containers of the run ended that failed, now and before. The run's pods are read from the cache, only while a part is not ready."""
     pods: list[Object] = []
     if not prepared or not all(part_state(part).ready for part in parts):
-        pods = cluster.list("Pod", {names.RUN_LABEL: live["metadata"]["name"]})
+        run = live["metadata"]["name"]
+        pods = [*cluster.failed_pods(run), *cluster.list("Pod", {names.RUN_LABEL: run})]
     return tuple(merged(live.get("status", {}).get("lastFailures"), failed_containers(pods)))
 
 

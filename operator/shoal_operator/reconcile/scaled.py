@@ -44,7 +44,7 @@ REMEMBERED_TEXTS = 512
 
 WAIT_SECONDS = 10.0
 """How soon to look again for a ConfigMap that is not there: one that was copied by hand carries no label, so nothing tells of it."""
-TROUBLE_SECONDS = 20.0
+TROUBLE_SECONDS = 10.0
 """How soon to look again at a workload whose pods lack or are not ready: no event of a watched kind tells of refusals, volumes or probes."""
 FOREIGN_SECONDS = 60.0
 """How soon to look again at the configuration of a run that did not make this object, and so cannot wake it by an annotation."""

@@ -45,7 +45,7 @@ from shoal_operator.reconcile.common import (
     prune,
     write_status,
 )
-from shoal_operator.reconcile.components import part_states
+from shoal_operator.reconcile.components import part_state, part_states
 from shoal_operator.reconcile.decisions import (
     TrainerAttempt,
     TrainerDecision,
@@ -322,7 +322,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     rolling = upgrade.reached is not None and not upgrade.waits_for_step
     if stage != "running" or waits_for or rolling:
         return LOOK_SECONDS
-    usual = LOOK_AT_TROUBLE_SECONDS if findings.missing else LOOK_AT_WORK_SECONDS
+    usual = LOOK_AT_WORK_SECONDS if all(part_state(each).ready for each in parts) else LOOK_AT_TROUBLE_SECONDS
     return max(SOON_SECONDS, min([usual, *(each for each in deadlines if each is not None and each > 0)]))
 
 

@@ -71,6 +71,9 @@ class SnapshotCluster:
     def warning_about(self, about: Object, reason: str = "", since: datetime | None = None) -> tuple[str, str]:
         return "", ""
 
+    def failed_pods(self, run: str) -> list[Object]:
+        return []
+
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         found = [
             each

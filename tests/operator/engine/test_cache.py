@@ -237,3 +237,21 @@ def test_a_run_is_told_with_its_stall_once_the_operator_has_looked_at_it(cache: 
 
     assert told(10, "False", "Progressing") == [(RUN, "")]
     assert told(11, "True", "NoWorker") == [(RUN, "NoWorker")]
+
+
+def test_a_pod_that_failed_and_was_replaced_is_remembered_until_its_run_is_gone(cache: Cache) -> None:
+    labels = {"labels": {"shoal.dev/run": "sums"}}
+    for number in range(9):
+        failed = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": f"GPU {number} is broken"}
+        cache.observe(
+            "ADDED", thing("Pod", "sums-pool-0", 10 * number + 10, metadata=labels, status={"phase": "Pending"})
+        )
+        cache.observe("MODIFIED", thing("Pod", "sums-pool-0", 10 * number + 11, metadata=labels, status=failed))
+        cache.observe("DELETED", thing("Pod", "sums-pool-0", 10 * number + 12, metadata=labels, status=failed))
+    cache.observe("ADDED", thing("Pod", "well", 200, metadata=labels, status={"phase": "Running"}))
+    cache.observe("DELETED", thing("Pod", "well", 201, metadata=labels, status={"phase": "Running"}))
+    found = cache.failed_pods("a", "sums")
+    assert [each["status"]["message"] for each in found] == [f"GPU {number} is broken" for number in range(5, 9)]
+    assert cache.failed_pods("b", "sums") == []
+    cache.observe("DELETED", thing("TrainingRun", "sums", 300))
+    assert cache.failed_pods("a", "sums") == []
