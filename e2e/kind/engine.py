@@ -74,9 +74,7 @@ def start() -> Engine:
     if os.geteuid() != 0:
         raise Lacking("no Docker answers, and only root can start one")
     machine.RUN.mkdir(parents=True, exist_ok=True)
-    libraries = ":".join(
-        str(each.parent) for each in (UNPACKED / "usr" / "lib", UNPACKED / "lib") for each in each.glob("*/*.so*")
-    )
+    libraries = ":".join({str(each.parent) for each in UNPACKED.glob("**/libdevmapper.so*")})
     DAEMON.start(_command(dockerd), _environment() | {"LD_LIBRARY_PATH": libraries})
     engine = Engine(_environment(), own=True)
     end = time.monotonic() + START_SECONDS
