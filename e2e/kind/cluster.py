@@ -17,7 +17,7 @@ import yaml
 from e2e import ROOT
 from e2e.kind import engine as docker
 from e2e.kind import machine, node_image
-from e2e.kind.engine import Engine
+from e2e.kind.engine import DockerEngine
 from e2e.kubectl import run_kubectl
 from e2e.nodes.daemons import Daemon
 from e2e.nodes.layout import built_tool, system_program
@@ -83,7 +83,7 @@ def status() -> dict[str, int | None]:
     return {"dockerd": docker.DAEMON.pid, "node": node, "agent": AGENT.pid}
 
 
-def _create(engine: Engine, logs: Path) -> None:
+def _create(engine: DockerEngine, logs: Path) -> None:
     image = "" if node_image.published_answers() else node_image.own(engine)
     VOLUMES.mkdir(parents=True, exist_ok=True)
     # A name of our own for the bridge, so that it is known and taken away for sure.
@@ -110,7 +110,7 @@ def _create(engine: Engine, logs: Path) -> None:
     )  # fmt: skip
 
 
-def _start_agent(engine: Engine) -> None:
+def _start_agent(engine: DockerEngine) -> None:
     """Start the agent in the node's network, where the API server is at the loopback address that its certificate names."""
     folder = machine.HOME / "agent"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -130,12 +130,12 @@ def _python_path() -> str:
     return os.pathsep.join([str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
 
 
-def _write_setting(engine: Engine, name: str, value: str) -> None:
+def _write_setting(engine: DockerEngine, name: str, value: str) -> None:
     """Through the node, which is privileged. Settings that are the node's own change nothing here; `machine.put_back` tells."""
     engine.docker("exec", NODE, "sh", "-c", 'echo "$1" >"/proc/sys/$2"', "sh", value, name)
 
 
-def _kind(engine: Engine, *arguments: str) -> str:
+def _kind(engine: DockerEngine, *arguments: str) -> str:
     program = built_tool("kind")
     environment = engine.environment | {
         "KIND_EXPERIMENTAL_DOCKER_NETWORK": NETWORK,

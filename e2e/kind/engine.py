@@ -24,7 +24,7 @@ SYS_RESOURCE = 24
 
 
 @dataclass(frozen=True)
-class Engine:
+class DockerEngine:
     """A Docker whose daemon answers."""
 
     environment: dict[str, str]
@@ -48,23 +48,23 @@ class Engine:
         return done.returncode == 0
 
 
-def somebodys() -> Engine | None:
+def somebodys() -> DockerEngine | None:
     """The Docker of this machine, if its daemon answers."""
     try:
         done = subprocess.run(["docker", "info"], capture_output=True, check=False, timeout=30)
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
-    return Engine(dict(os.environ), own=False) if done.returncode == 0 else None
+    return DockerEngine(dict(os.environ), own=False) if done.returncode == 0 else None
 
 
-def running() -> Engine | None:
+def running() -> DockerEngine | None:
     """A Docker that answers now; none is started."""
     if DAEMON.pid is not None:
-        return Engine(_environment(), own=True)
+        return DockerEngine(_environment(), own=True)
     return somebodys()
 
 
-def start() -> Engine:
+def start() -> DockerEngine:
     """A Docker that answers. Call `machine.remember` before. Raises `Lacking` where there is none and none was unpacked."""
     if (found := running()) is not None and (not found.own or _answers(found)):
         return found
@@ -76,7 +76,7 @@ def start() -> Engine:
     machine.RUN.mkdir(parents=True, exist_ok=True)
     libraries = ":".join({str(each.parent) for each in UNPACKED.glob("**/libdevmapper.so*")})
     DAEMON.start(_command(dockerd), _environment() | {"LD_LIBRARY_PATH": libraries})
-    engine = Engine(_environment(), own=True)
+    engine = DockerEngine(_environment(), own=True)
     end = time.monotonic() + START_SECONDS
     while not _answers(engine):
         if DAEMON.has_ended or time.monotonic() > end:
@@ -123,7 +123,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _answers(engine: Engine) -> bool:
+def _answers(engine: DockerEngine) -> bool:
     try:
         engine.docker("version", seconds=10)
     except (RuntimeError, subprocess.TimeoutExpired):

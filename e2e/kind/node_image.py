@@ -24,7 +24,7 @@ import yaml
 from e2e import ROOT
 from e2e.kind import engine as docker
 from e2e.kind import machine
-from e2e.kind.engine import Engine
+from e2e.kind.engine import DockerEngine
 from e2e.nodes import layout as at
 from e2e.nodes.images import architecture
 from e2e.nodes.layout import SYSTEM_PATH, Lacking, built_tool
@@ -62,7 +62,7 @@ def published_answers() -> bool:
         return False
 
 
-def own(engine: Engine) -> str:
+def own(engine: DockerEngine) -> str:
     """Reference of the image that is made here, and is made now unless Docker has it. Raises `Lacking` with what is missing for it."""
     kubernetes, coredns, pause = (built_tool(name) for name in ("kubernetes", "coredns", "pause"))
     parts = [
@@ -253,7 +253,7 @@ def _import(archive: Path, scratch: Path) -> None:
     archive.unlink()
 
 
-def _to_docker(engine: Engine, root: Path, reference: str) -> None:
+def _to_docker(engine: DockerEngine, root: Path, reference: str) -> None:
     changes = ["--change=ENV container=docker", '--change=ENTRYPOINT [ "/usr/local/bin/entrypoint", "/sbin/init" ]']
     with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as packed:
         done = subprocess.run(
