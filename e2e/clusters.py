@@ -11,15 +11,11 @@ from typing import Any, Protocol
 
 from kube_client import Kube
 
-from e2e import ROOT
+from e2e.kind import cluster as kind_cluster
 from e2e.nodes import host
-from e2e.nodes.layout import SYSTEM_PATH, built_tool
 from e2e.nodes.node import Node
 
 Object = dict[str, Any]
-
-KIND_NAME = "shoal-e2e"
-KIND_SECONDS = 600
 
 
 class Cluster(Protocol):
@@ -88,35 +84,23 @@ class LocalCluster:
 
 
 class KindCluster:
-    """A cluster of kind's, `e2e/kind.yaml`. Nothing is pulled but kind's own node image."""
+    """A cluster of kind's (`e2e.kind`). One that `--keep-cluster` left behind is used again."""
+
+    kubeconfig = kind_cluster.KUBECONFIG
 
     def __init__(self, keep: bool, folder: Path) -> None:
         self.keep = keep
-        self.kubeconfig = folder / "kind.kubeconfig"
-        folder.mkdir(parents=True, exist_ok=True)
-        if KIND_NAME in self._kind("get", "clusters").split():
-            self._kind("export", "kubeconfig", "--name", KIND_NAME, "--kubeconfig", str(self.kubeconfig))
-            return
-        self._kind(
-            "create", "cluster", "--name", KIND_NAME, "--config", str(ROOT / "e2e" / "kind.yaml"),
-            "--kubeconfig", str(self.kubeconfig), "--wait", "180s",
-        )  # fmt: skip
+        self._loaded: set[Path] = set()
+        kind_cluster.up(folder / "kind")
 
     def load(self, archives: list[Path]) -> None:
         for archive in archives:
-            self._kind("load", "image-archive", str(archive), "--name", KIND_NAME)
+            if archive not in self._loaded:
+                kind_cluster.load([archive])
+                self._loaded.add(archive)
 
     def close(self) -> list[str]:
-        if not self.keep:
-            self._kind("delete", "cluster", "--name", KIND_NAME, "--kubeconfig", str(self.kubeconfig))
-        return []
-
-    @staticmethod
-    def _kind(*arguments: str) -> str:
-        done = subprocess.run(["kind", *arguments], capture_output=True, text=True, check=False, timeout=KIND_SECONDS)
-        if done.returncode != 0:
-            raise RuntimeError(f"kind {' '.join(arguments)}: {done.stderr.strip()}")
-        return done.stdout
+        return [] if self.keep else kind_cluster.down()
 
 
 def in_use(definitions: list[Object], namespaces: list[Object]) -> str:
@@ -166,19 +150,3 @@ def working_programs() -> set[str]:
     if "docker" in found and subprocess.run(["docker", "info"], capture_output=True, check=False).returncode != 0:
         found.remove("docker")
     return found
-
-
-def run_kubectl(kubeconfig: Path, *arguments: str, seconds: float = 120.0, text: str | None = None) -> str:
-    """What kubectl prints as the user of `kubeconfig`. Raises RuntimeError with what it complains of."""
-    done = subprocess.run(
-        [built_tool("kubernetes") / "kubectl", *arguments],
-        env={"PATH": SYSTEM_PATH, "HOME": "/nonexistent", "KUBECONFIG": str(kubeconfig)},
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=seconds,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout

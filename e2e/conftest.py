@@ -17,6 +17,7 @@ from kube_client import Kube
 
 from e2e import ROOT, clusters
 from e2e.artifacts import collect
+from e2e.kubectl import run_kubectl
 from e2e.nodes.layout import Lacking
 from e2e.space import Space
 from servers import lacking
@@ -140,7 +141,7 @@ def pytest_runtest_makereport(
     if report.failed and TOUCHED in item.stash and "cluster" in item.funcargs:
         kubeconfig = cast(clusters.Cluster, item.funcargs["cluster"]).kubeconfig
         folder = KEPT / re.sub(r"[^\w.-]+", "_", item.nodeid)
-        first = collect(lambda *arguments: clusters.run_kubectl(kubeconfig, *arguments), item.stash[TOUCHED], folder)
+        first = collect(lambda *arguments: run_kubectl(kubeconfig, *arguments), item.stash[TOUCHED], folder)
         where = folder.relative_to(ROOT) if folder.is_relative_to(ROOT) else Path(folder)
         report.sections.append(("first error", f"{first or 'nothing looks wrong on the cluster'}\nkept: {where}"))
     return report

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from kube_client import Kube
 
 from e2e.artifacts import pod_errors
-from e2e.clusters import run_kubectl
+from e2e.kubectl import run_kubectl
 from servers import wait_until
 
 Object = dict[str, Any]

@@ -8,9 +8,10 @@
 #
 # Fifteen minutes at most. A node that is up already is somebody's and stays as it is. What was printed by the preparations is in .cache/core.log.
 # CORE_PREPARE_SECONDS and CORE_TESTS_SECONDS set other limits.
+# CORE_CLUSTER=kind (`make e2e E2E="kind core"`): on a cluster of kind's, and half an hour at most, for its node image may have to be made.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export PATH="$PATH:/usr/sbin:/sbin" E2E_CLUSTER=local
+export PATH="$PATH:/usr/sbin:/sbin" E2E_CLUSTER=${CORE_CLUSTER:-local}
 # Deadlines of single tests; a machine of two cores may have other work.
 export E2E_PATIENCE=${E2E_PATIENCE:-3}
 
@@ -18,9 +19,11 @@ title="core of the end-to-end tests"
 tests=(e2e/test_node.py e2e/test_network_policy.py e2e/test_chart.py
     # It needs two more images.
     --deselect e2e/test_chart.py::test_the_charts_own_object_store_comes_up_with_its_bucket)
-total=900 down_seconds=80 compare_seconds=20 settle_seconds=30 grace=10
+programs=tools/node.sh module=e2e.nodes total=900 preparing=440
+[[ $E2E_CLUSTER != kind ]] || { programs=tools/kind.sh module=e2e.kind total=1800 preparing=1200; }
+down_seconds=80 compare_seconds=20 settle_seconds=30 grace=10
 # What preparations leave of the fifteen minutes is the tests', but for what the end takes: five of them at least.
-prepare_seconds=${CORE_PREPARE_SECONDS:-440} tests_seconds=${CORE_TESTS_SECONDS:-$total}
+prepare_seconds=${CORE_PREPARE_SECONDS:-$preparing} tests_seconds=${CORE_TESTS_SECONDS:-$total}
 test_seconds=180 # one test; the slowest takes half a minute
 python=.venv/bin/python
 log=.cache/core.log
@@ -71,10 +74,10 @@ finish() {  # at every exit: nothing that was started here stays
         settle
     fi
     if [[ -n $started ]]; then
-        if timeout -k "$grace" "$down_seconds" "$python" -m e2e.nodes down >>"$log" && timeout -k "$grace" "$compare_seconds" "$python" -m e2e.nodes compare "$before"; then
+        if timeout -k "$grace" "$down_seconds" "$python" -m $module down >>"$log" && timeout -k "$grace" "$compare_seconds" "$python" -m $module compare "$before"; then
             : >"$lock"
         else
-            echo "$title: the node was not taken down cleanly; \`$python -m e2e.nodes down\` tries again" >&2
+            echo "$title: the node was not taken down cleanly; \`$python -m $module down\` tries again" >&2
             status=1
         fi
         rm -f "$before"
@@ -106,18 +109,18 @@ exec 9>>"$lock" || skip "$lock cannot be written"
 flock -n 9 || skip "another run of end-to-end tests has this machine's node; see who holds $lock"
 : >"$log"
 
-prepare "programs of the node" tools/node.sh
-if [[ ! -s $lock ]] && "$python" -m e2e.nodes status | grep -q '[0-9]$'; then
-    skip "a node is up that was not started here, and may be in use; \`$python -m e2e.nodes down\` takes it down"
+prepare "programs of the node" "$programs"
+if [[ ! -s $lock ]] && "$python" -m $module status | grep -q '[0-9]$'; then
+    skip "a node is up that was not started here, and may be in use; \`$python -m $module down\` takes it down"
 fi
-prepare "what an earlier run left" "$python" -m e2e.nodes down # one that was killed with no chance to do so itself
+prepare "what an earlier run left" "$python" -m $module down # one that was killed with no chance to do so itself
 : >"$lock"
 prepare "the operator's image" tools/archives.sh operator
-prepare "the machine as it is" "$python" -m e2e.nodes snapshot "$before"
+prepare "the machine as it is" "$python" -m $module snapshot "$before"
 started=yes
 echo "core" >"$lock"
-prepare "the node" "$python" -m e2e.nodes up
-prepare "the image on the node" "$python" -m e2e.nodes load .cache/images/operator.tar
+prepare "the node" "$python" -m $module up
+prepare "the image on the node" "$python" -m $module load .cache/images/operator.tar
 
 left=$((total - down_seconds - compare_seconds - settle_seconds - 3 * grace - SECONDS))
 limited $((tests_seconds < left ? tests_seconds : left)) "$python" -m pytest -p no:cacheprovider --junitxml=.cache/junit-core.xml --durations=5 \

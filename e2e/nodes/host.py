@@ -47,7 +47,7 @@ def prepare(layout: Layout) -> None:
             raise Lacking(
                 f"another kubelet, kube-proxy or CNI works on this machine (iptables has {strangers[0]}): the node would disturb it"
             )
-        before = {name: text for name in (*SETTINGS, *KUBELETS) if (text := _setting(name)) is not None}
+        before = {name: text for name in (*SETTINGS, *KUBELETS) if (text := setting(name)) is not None}
         layout.home.mkdir(parents=True, exist_ok=True)
         memory.write_text(json.dumps(before))
     for name, value in SETTINGS.items():
@@ -137,9 +137,9 @@ def snapshot(layout: Layout) -> dict[str, list[str]]:
         "links": sorted(line.split(": ")[1].split("@")[0] for line in _call("ip", "-o", "link").splitlines()),
         "addresses": [at.NODE_ADDRESS] if at.NODE_ADDRESS in _call("ip", "-o", "address", "show", "dev", "lo") else [],
         "chains": own_chains(),
-        "rules": sorted(line for line in _rules("filter") + _rules("nat") if "shoal" in line or at.BRIDGE in line),
+        "rules": sorted(line for line in rules("filter") + rules("nat") if "shoal" in line or at.BRIDGE in line),
         "cgroups": sorted(map(str, _pod_cgroups())),
-        "settings": [f"{name}={text}" for name in (*SETTINGS, *KUBELETS) if (text := _setting(name)) is not None],
+        "settings": [f"{name}={text}" for name in (*SETTINGS, *KUBELETS) if (text := setting(name)) is not None],
         "folders": [str(each) for each in (layout.run, *CNI_NOTES.glob(f"{at.NETWORK_NAME}-*")) if each.exists()],
     }
 
@@ -157,7 +157,7 @@ def own_chains() -> list[str]:
         f"{table}/{chain}"
         for family in ("iptables", "ip6tables")
         for table in TABLES
-        for chain in chains_in_use(_rules(table, family))
+        for chain in chains_in_use(rules(table, family))
     )
 
 
@@ -177,7 +177,7 @@ def _chains(lines: list[str]) -> list[str]:
 def _remove_chains() -> None:
     for family in ("iptables", "ip6tables"):
         for table in TABLES:
-            lines = _rules(table, family)
+            lines = rules(table, family)
             chains = _chains(lines)
             if not chains:
                 continue
@@ -193,7 +193,8 @@ def _remove_chains() -> None:
             _call(f"{family}-restore", "-w", "--noflush", text="\n".join([*text, "COMMIT", ""]))
 
 
-def _rules(table: str, family: str = "iptables") -> list[str]:
+def rules(table: str, family: str = "iptables") -> list[str]:
+    """Lines of `iptables-save` of one table."""
     return _call(f"{family}-save", "-t", table, check=False).splitlines()
 
 
@@ -202,7 +203,8 @@ def _succeeds(*command: str) -> bool:
     return done.returncode == 0
 
 
-def _setting(name: str) -> str | None:
+def setting(name: str) -> str | None:
+    """A kernel setting by its path below /proc/sys; None where this kernel has none of that name."""
     path = Path("/proc/sys", name)
     return path.read_text().strip() if path.exists() else None
 

@@ -29,7 +29,7 @@ def program_image(program: Path, name: str, folder: Path) -> tuple[str, Path]:
     with tarfile.open(fileobj=layer, mode="w") as tar:
         _add(tar, name, content, mode=0o755)
     configuration = {
-        "architecture": _architecture(),
+        "architecture": architecture(),
         "os": "linux",
         "config": {"Entrypoint": [f"/{name}"], "User": "65535:65535"},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer.getvalue()).hexdigest()}"]},
@@ -101,5 +101,6 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> 
     tar.addfile(entry, io.BytesIO(content))
 
 
-def _architecture() -> str:
+def architecture() -> str:
+    """This machine's, as images name it."""
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())

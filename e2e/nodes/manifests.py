@@ -47,17 +47,7 @@ def system(dns_image: str) -> list[Object]:
         },
         _dns_service(),
         _dns_deployment(dns_image),
-        {
-            "apiVersion": "storage.k8s.io/v1",
-            "kind": "StorageClass",
-            "metadata": {
-                "name": STORAGE_CLASS,
-                "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
-            },
-            "provisioner": "shoal.dev/node",
-            "reclaimPolicy": "Delete",
-            "volumeBindingMode": "Immediate",
-        },
+        storage_class(),
     ]
 
 
@@ -85,6 +75,21 @@ def _role(name: str, subject: Object, rules: list[Object]) -> list[Object]:
             "subjects": [subject],
         },
     ]
+
+
+def storage_class() -> Object:
+    """The default class, whose volumes our agent makes."""
+    return {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {
+            "name": STORAGE_CLASS,
+            "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
+        },
+        "provisioner": "shoal.dev/node",
+        "reclaimPolicy": "Delete",
+        "volumeBindingMode": "Immediate",
+    }
 
 
 def _dns_service() -> Object:

@@ -39,9 +39,10 @@ class Checkout:
         self.lock = folder / "cache" / "shoal" / "node.lock"
         for name in ("tools", ".venv/bin", "acts", "bin", "cache"):
             (folder / name).mkdir(parents=True)
-        for name in ("core.sh", "test.sh"):
+        for name in ("core.sh", "e2e.sh", "test.sh"):
             shutil.copy(ROOT / "tools" / name, folder / "tools" / name)
         self.stand_in("tools/node.sh")
+        self.stand_in("tools/kind.sh")
         self.stand_in("tools/archives.sh", " $*")
         for name in ("python", "ruff", "mypy", "lint-imports"):
             self.stand_in(f".venv/bin/{name}")
@@ -87,6 +88,14 @@ def test_preparations_tests_and_taking_down_follow_each_other(checkout: Checkout
     assert (status, checkout.calls) == (0, [*PREPARATIONS, "pytest", *END]), said
     assert "skipped" not in said
     assert checkout.lock.read_text() == ""
+
+
+def test_the_core_on_kind_is_prepared_and_taken_down_by_the_same_steps(checkout: Checkout) -> None:
+    checkout.act("status", "echo $2 $E2E_CLUSTER >>modules")
+    checkout.act("down", "echo $2 $E2E_CLUSTER >>modules")
+    status, said = checkout.run("e2e.sh", "kind", "core")
+    assert (status, checkout.calls) == (0, ["kind.sh", *PREPARATIONS[1:], "pytest", *END]), said
+    assert set((checkout.folder / "modules").read_text().splitlines()) == {"e2e.kind kind"}
 
 
 @pytest.mark.parametrize(

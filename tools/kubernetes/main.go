@@ -1,4 +1,4 @@
-// One program that is kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy, kubectl or etcd, by the name it is called by.
+// One program that is kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy, kubectl, kubeadm or etcd, by the name it is called by.
 //
 // Linked together they share one runtime and one copy of the Kubernetes packages: one link, a quarter of the bytes, and a build that compiles
 // nothing twice. build.sh makes a folder with a symbolic link of each name; the tests of the operator start a real control plane from it.
@@ -20,6 +20,8 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/version"
 	kubectl "k8s.io/kubectl/pkg/cmd"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	kubeadm "k8s.io/kubernetes/cmd/kubeadm/app"
+	kubeadmerrors "k8s.io/kubernetes/cmd/kubeadm/app/util/errors"
 	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
@@ -41,9 +43,13 @@ func main() {
 		etcdmain.Main(os.Args)
 		return
 	}
+	if name == "kubeadm" { // it ends with statuses of its own
+		kubeadmerrors.HandleError(kubeadm.Run())
+		return
+	}
 	newCommand, known := commands[name]
 	if !known {
-		names := []string{"etcd"}
+		names := []string{"etcd", "kubeadm"}
 		for command := range commands {
 			names = append(names, command)
 		}
