@@ -132,6 +132,22 @@ def test_a_folder_without_room_is_said_before_anything_is_fetched(
     assert not (served.folder / CURRENT).exists()
 
 
+def test_a_disk_that_takes_no_more_leaves_the_folder_alone_and_is_said(
+    served: Served, promote: Promote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promote(1)
+
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device", "v000002")
+
+    def fill() -> None:
+        promote(2)
+        monkeypatch.setattr(following, "export_model", full)
+
+    assert "cannot write v000002: No space left on device; v000001 stays" in "".join(followed(served, [fill]))
+    assert current(served) == "v000001"
+
+
 def test_replicas_change_at_moments_of_their_own_and_look_again_before(served: Served, promote: Promote) -> None:
     promote(0)
     pauses: list[float] = []

@@ -54,7 +54,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class TagState:
-    """A tag as it stands: its moves and what a roll back can go to, both oldest first, and why the store cannot give what it names (empty: it can)."""
+    """A tag as it stands: its moves and what a roll back can go to, oldest first, and why the store cannot give what it names (empty: it can)."""
 
     tag: str
     moves: list[Promotion]
@@ -101,7 +101,7 @@ def promote(access: RunAccess, version: int, how: str, wish: Wish, say: Callable
         digest = check_version(access, version, say)
         if moves and (moves[-1].version, moves[-1].sha256) == (version, digest):
             return moves[-1]
-        return _move(access, moves, _made(access, moves, version, digest, how, wish), digest)
+        return _move(access, moves, _made(access, moves, version, digest, how, wish))
 
 
 def roll_back(access: RunAccess, to: int | None, wish: Wish, say: Callable[[str], None]) -> Promotion:
@@ -124,7 +124,7 @@ def roll_back(access: RunAccess, to: int | None, wish: Wish, say: Callable[[str]
             raise RunFailed(
                 f"version {wanted[-1].version} has digest {digest[:12]}..., but tag {wish.tag} named {wanted[-1].sha256[:12]}... by this number"
             )
-        return _move(access, moves, _made(access, moves, wanted[-1].version, digest, "back", wish), digest)
+        return _move(access, moves, _made(access, moves, wanted[-1].version, digest, "back", wish))
 
 
 def state_of(access: RunAccess, tag: str) -> TagState:
@@ -224,7 +224,7 @@ def _made(access: RunAccess, moves: Sequence[Promotion], version: int, digest: s
         raise InputWrong(f"--{'.'.join(str(part) for part in first['loc'])}: {plain(first['msg'], 200)}") from None
 
 
-def _move(access: RunAccess, moves: Sequence[Promotion], made: Promotion, digest: str) -> Promotion:
+def _move(access: RunAccess, moves: Sequence[Promotion], made: Promotion) -> Promotion:
     """Write the move, if nobody else wrote one since `moves` were read, and look once more whether the version is there."""
     if not move_tag(access.store, made):
         now = read_moves(access.store, made.tag)[-1]
@@ -284,3 +284,5 @@ def guarded(access: RunAccess) -> Iterator[None]:
         raise RunFailed(f"the store of run {access.run} is away: {plain(error, 400)}") from None
     except (WrongWeights, BadSignature, NotFound, BadPromotion, BrokenDeltas, ValidationError) as error:
         raise RunFailed(f"the store of run {access.run} has something wrong: {plain(error, 400)}") from None
+    except OSError as error:
+        raise RunFailed(f"cannot write {plain(error.filename or 'a file', 200)}: {error.strerror}") from None
