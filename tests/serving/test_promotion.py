@@ -12,12 +12,12 @@ from shoal.contracts.final_model import FinalModel
 from shoal.contracts.serving import Promotion
 from shoal.errors import RunFailed
 from shoal.serving import promotion
-from shoal.serving.promotion import Wish
+from shoal.serving.promotion import TagWish
 from shoal.storage.promotions import BadPromotion, promoted_versions, reachable, read_moves
 from shoal.storage.versions import read_sealed_manifest
 
 BY = ("--reason", "asked for", "--by", "ann")
-WISH = Wish("serving", "bob", "at the same time", 9.0)
+WISH = TagWish("serving", "bob", "at the same time", 9.0)
 
 
 def named(served: Served, tag: str = "serving") -> Promotion:

@@ -23,11 +23,11 @@ from shoal.contracts import keys
 from shoal.report.access import open_run
 from shoal.serving import promotion
 from shoal.serving.following import CURRENT
-from shoal.serving.promotion import Wish
+from shoal.serving.promotion import TagWish
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
 
-WISH = Wish("serving", "ann", "a test", 1.0)
+WISH = TagWish("serving", "ann", "a test", 1.0)
 PROMPT = [1 + number for number in range(40, 60)]
 [DEPLOYMENT, _] = yaml.safe_load_all((ROOT / "examples" / "serving" / "deployment.yaml").read_text())
 POD: dict[str, Any] = DEPLOYMENT["spec"]["template"]["spec"]

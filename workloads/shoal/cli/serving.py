@@ -23,7 +23,7 @@ from shoal.text import percent, plain
 
 if TYPE_CHECKING:
     from shoal.report.access import RunAccess
-    from shoal.serving.promotion import TagState, Wish
+    from shoal.serving.promotion import TagState, TagWish
 
 app = typer.Typer(
     name="serving",
@@ -270,12 +270,14 @@ def _checked(tag: str) -> str:
         raise InputWrong(f"--tag {plain(tag, 80)}: at most 40 of a-z, 0-9 and -, with no - at either end") from None
 
 
-def _wish(tag: str, by: str | None, reason: str, keep: int | None) -> "Wish":
-    from shoal.serving.promotion import Wish
+def _wish(tag: str, by: str | None, reason: str, keep: int | None) -> "TagWish":
+    from shoal.serving.promotion import TagWish
 
     if not reason.strip():
         raise InputWrong("give --reason TEXT: why the tag moves, for whoever reads its history")
-    return Wish(_checked(tag), by or f"{getpass.getuser()}@{socket.gethostname()}", reason.strip(), time.time(), keep)
+    return TagWish(
+        _checked(tag), by or f"{getpass.getuser()}@{socket.gethostname()}", reason.strip(), time.time(), keep
+    )
 
 
 def _when(made: Promotion) -> str:

@@ -42,7 +42,7 @@ SHOWN = 12
 
 
 @dataclass(frozen=True)
-class Wish:
+class TagWish:
     """Who moves a tag and why; `keep`: how many versions a roll back can then reach, None: all."""
 
     tag: str
@@ -91,7 +91,7 @@ def best_by_evaluation(access: RunAccess, benchmark: str | None) -> int:
     return best.version
 
 
-def promote(access: RunAccess, version: int, how: str, wish: Wish, say: Callable[[str], None]) -> Promotion:
+def promote(access: RunAccess, version: int, how: str, wish: TagWish, say: Callable[[str], None]) -> Promotion:
     """Let the tag name this version. Where it does already, the move that did so is returned and nothing is written.
 
     Raises `InputWrong` for a version that is not there, `RunFailed` for bytes that are not what was signed, and where somebody else moved the tag.
@@ -104,7 +104,7 @@ def promote(access: RunAccess, version: int, how: str, wish: Wish, say: Callable
         return _move(access, moves, _made(access, moves, version, digest, how, wish))
 
 
-def roll_back(access: RunAccess, to: int | None, wish: Wish, say: Callable[[str], None]) -> Promotion:
+def roll_back(access: RunAccess, to: int | None, wish: TagWish, say: Callable[[str], None]) -> Promotion:
     """Let the tag name the version before the one that it names, or `to` of those before. Raises as `promote` does."""
     with guarded(access):
         moves = read_moves(access.store, wish.tag)
@@ -201,7 +201,9 @@ def _lost(access: RunAccess, move: Promotion) -> str:
     return f"{len(gone)} of its objects are gone, first {gone[0]}" if gone else ""
 
 
-def _made(access: RunAccess, moves: Sequence[Promotion], version: int, digest: str, how: str, wish: Wish) -> Promotion:
+def _made(
+    access: RunAccess, moves: Sequence[Promotion], version: int, digest: str, how: str, wish: TagWish
+) -> Promotion:
     number = moves[-1].number + 1 if moves else 0
     if number > MOST_MOVES:
         raise InputWrong(f"tag {wish.tag} was moved {number} times, more than it can be: use another tag")

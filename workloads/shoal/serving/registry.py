@@ -37,7 +37,7 @@ MAX_ANSWER_BYTES = 1 << 20
 KEPT_HEADERS = ("location", "www-authenticate")
 
 
-class _Away(Exception):
+class _RegistryAway(Exception):
     """The registry did not answer, or with a fault of its own."""
 
 
@@ -157,7 +157,7 @@ class _Registry:
 
     def _again(self, once: Callable[[], httpx.Response]) -> httpx.Response:
         return retrying(
-            (_Away,),
+            (_RegistryAway,),
             Backoff(0.5, 10.0),
             deadline_seconds=TRIES_SECONDS,
             give_up=lambda error, waited: RunFailed(
@@ -179,7 +179,7 @@ class _Registry:
             return answer
         said = plain(without_secrets(answer.text[:300], self._secrets()), 300) or "no reason given"
         if answer.status_code >= 500 or answer.status_code in (408, 429):
-            raise _Away(f"{answer.status_code}: {said}")
+            raise _RegistryAway(f"{answer.status_code}: {said}")
         if answer.status_code in (401, 403):
             raise InputWrong(
                 f"the registry {self._to.host} does not let you write to {self._to.name} ({answer.status_code}):"
@@ -213,7 +213,7 @@ class _Registry:
             raise InputWrong(f"the registry {self._to.host} names an address that is none: {plain(error)}") from None
         except httpx.HTTPError as error:
             reason = without_secrets(str(error) or type(error).__name__, self._secrets())
-            raise _Away(plain(reason, 200)) from None
+            raise _RegistryAway(plain(reason, 200)) from None
 
     def _secrets(self) -> list[str]:
         return [each for each in (*(self._login or ())[1:], self._authorization.partition(" ")[2]) if each]
@@ -233,7 +233,7 @@ class _Registry:
         url = str(httpx.URL(realm).copy_merge_params(parameters))
         given = self._exchange("GET", url, {"Authorization": basic} if basic else {}, None)
         if given.status_code >= 500:
-            raise _Away(f"its token service answers {given.status_code}")
+            raise _RegistryAway(f"its token service answers {given.status_code}")
         try:
             document = given.json()
             token = document.get("token") or document.get("access_token")

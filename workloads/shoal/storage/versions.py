@@ -62,7 +62,7 @@ def bases(store: Store, versions: Iterable[int]) -> dict[int, int | None]:
 
 
 @dataclass(frozen=True)
-class Piece:
+class SealedShard:
     """One shard as it lies in the store, with the SHA-256 that the trainer's seal gives it."""
 
     version: int
@@ -75,13 +75,13 @@ class Piece:
         return keys.version_descriptor(self.version, self.index), keys.version_shard(self.version, self.index)
 
 
-def pieces_of(store: Store, version: int, run: str, trainer_key: Signer) -> list[Piece]:
+def pieces_of(store: Store, version: int, run: str, trainer_key: Signer) -> list[SealedShard]:
     """All that must be in the store for `version` to be assembled: its own shards, and those of every version that it is a delta to.
 
     Costs two small reads a version of the chain.
     Raises `storage.NotFound`, `WrongWeights` or `BadSignature` for records that are not what was signed.
     """
-    found: list[Piece] = []
+    found: list[SealedShard] = []
     wanted: int | None = version
     while wanted is not None:
         manifest, record = (
@@ -90,12 +90,12 @@ def pieces_of(store: Store, version: int, run: str, trainer_key: Signer) -> list
         )
         if manifest.open_digest != document_digest(record) or len(manifest.shards) != record.shard_count:
             raise WrongWeights(f"the seal of version {wanted} is not of its opening record")
-        found += [Piece(wanted, index, digest) for index, digest in enumerate(manifest.shards)]
+        found += [SealedShard(wanted, index, digest) for index, digest in enumerate(manifest.shards)]
         wanted = chains.base_of(record)
     return found
 
 
-def missing(store: Store, pieces: Iterable[Piece]) -> list[str]:
+def missing(store: Store, pieces: Iterable[SealedShard]) -> list[str]:
     """Keys of these pieces that the store does not have; a listing a version."""
     wanted = {key: piece.version for piece in pieces for key in piece.keys}
     there = {info.key for version in set(wanted.values()) for info in store.list(keys.version(version))}
@@ -103,14 +103,14 @@ def missing(store: Store, pieces: Iterable[Piece]) -> list[str]:
 
 
 def check_pieces(
-    store: Store, pieces: Iterable[Piece], run: str, trainer_key: Signer, beat: Callable[[], None] = lambda: None
+    store: Store, pieces: Iterable[SealedShard], run: str, trainer_key: Signer, beat: Callable[[], None] = lambda: None
 ) -> None:
     """Read every piece and compare it with its seal. 65.5 GB and eight deltas are 80 GB read; nothing is written and memory holds chunks.
 
     Raises `storage.NotFound`, `WrongWeights` or `BadSignature`. `beat` is called for each piece.
     """
 
-    def check(piece: Piece) -> None:
+    def check(piece: SealedShard) -> None:
         described, data = piece.keys
         found = Signed[ShardDescriptor].from_json(store.get(described)).verified(trainer_key)
         place = f"shard {piece.index} of version {piece.version}"
