@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 from run_documents import RunFolder
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from samples import BENCHMARK, EVALUATION
 from servers import Minio

@@ -23,7 +23,7 @@ class Stopped(Exception):
 
 
 def current(served: Served) -> str:
-    return os.readlink(served.folder / CURRENT)
+    return str(os.readlink(served.folder / CURRENT))
 
 
 def followed(
@@ -126,7 +126,7 @@ def test_a_folder_without_room_is_said_before_anything_is_fetched(
 ) -> None:
     promote(1)
     usage = shutil.disk_usage(served.run.path)
-    monkeypatch.setattr(following.shutil, "disk_usage", lambda path: usage._replace(free=100))
+    monkeypatch.setattr("shoal.serving.following.shutil.disk_usage", lambda path: usage._replace(free=100))
     refused = served.refused("fetch", "--folder", str(served.folder))
     assert "a folder that follows a tag needs room for two versions" in refused
     assert not (served.folder / CURRENT).exists()
