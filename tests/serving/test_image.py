@@ -233,6 +233,9 @@ def test_a_real_registry_takes_it_and_skopeo_reads_it(tmp_path: Path, image: Mod
         to = Reference.parse(f"{host}/team/demo:serving", "")
         push_image(image, to, quiet, plain_http=True)
         out = tmp_path / "back"
-        copy = ["skopeo", "copy", "--src-tls-verify=false", f"docker://{to}", f"oci:{out}:serving"]
+        copy = ["skopeo", "copy", "--preserve-digests", "--dest-oci-accept-uncompressed-layers"]
+        copy += ["--src-tls-verify=false", f"docker://{to}", f"oci:{out}:serving"]
         subprocess.run(copy, check=True, timeout=120)
         assert unpacked(out, "serving", tmp_path / "out") == files_of(7)
+        [found] = json.loads((out / "index.json").read_bytes())["manifests"]
+        assert found["digest"] == image.manifest.digest
