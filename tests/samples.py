@@ -100,6 +100,7 @@ from shoal.contracts.run import (
     RunConfig,
 )
 from shoal.contracts.run_parts import PartState, RunParts
+from shoal.contracts.serving import PromotedScore, Promotion
 from shoal.contracts.sft import SftManifest, SftShard
 from shoal.contracts.signed import sign
 from shoal.contracts.steps import BatchFile, Beacon, SourceGroups, StepBatch, StepMetrics, TypeMeans
@@ -269,6 +270,7 @@ ENTRY = LedgerEntry(number=0, previous=GENESIS, run=RUN, kind="node-joined", uni
 TERMS = terms_by(RUN_KEY.public)
 CHECKPOINT = LedgerCheckpoint(run=RUN, size=1, root=DIGEST, head=document_digest(ENTRY), unix=ENTRY.unix)
 
+PROMOTED_SCORE = PromotedScore(benchmark="sums", avg_at_k=0.5, low=0.25, high=0.75)
 GROUP_PLACE = GroupPlace(group="0" * 32, rank=0, nodes=[NODE, "ab" * 32])
 ASSIGNMENT = Assignment(restarts=1, group=GROUP_PLACE)
 PART = PartStatus(name="worker", state="running", pid=7)
@@ -315,6 +317,14 @@ DOCUMENTS: list[Contract] = [
     IslandContribution(
         run=RUN, island="island-0", meeting="3-1795000000-12", round=4, rank=0, contributes=True, sha256=DIGEST,
         inner_seconds=61.5, position=500,
+    ),
+    PROMOTED_SCORE,
+    Promotion(
+        run=RUN, tag="serving", number=0, version=7, sha256=DIGEST, how="best", by="ann@example.org", reason="best on sums",
+        unix=NOW + 0.5, scores=[PROMOTED_SCORE],
+    ),
+    Promotion(
+        run=RUN, tag="serving", number=1, version=6, sha256=DIGEST, how="back", by="bob", reason="wrong dates", unix=NOW + 1.5, keep=2,
     ),
     FinalModel(run=RUN, version=70, model_id="arithmetic-tiny", files={"config.json": DIGEST}),
     ModelOrigin(run=RUN, version=70, targets=[20], max_completion_tokens=48),

@@ -13,7 +13,9 @@ from shoal_operator.api import KINDS, TrainingRun
 from shoal_operator.api.manifest import MAX_BYTES, ManifestError, broken_rules, load_manifest
 from shoal_operator.api.rules import RULES, Rule, holds
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/*.yaml"))
+EXAMPLES = sorted(
+    path for path in (Path(__file__).parents[2] / "examples").glob("*/*.yaml") if path.parent.name != "serving"
+)
 
 GOOD: dict[str, Any] = {
     "apiVersion": "shoal.dev/v1alpha1",

@@ -114,6 +114,7 @@ from shoal.contracts.run import (
     RunConfig,
 )
 from shoal.contracts.run_parts import PartState, RunParts
+from shoal.contracts.serving import PromotedScore, Promotion
 from shoal.contracts.settings import Rollouts
 from shoal.contracts.sft import SftDataset, SftManifest, SftSettings, SftShard
 from shoal.contracts.signed import Signed, sign
@@ -291,6 +292,9 @@ DOCUMENTS: dict[str, Contract] = {
     "island-notice": sample(IslandNotice),
     "island-contribution": sample(IslandContribution),
     "final-model": sample(FinalModel),
+    "promoted-score": sample(PromotedScore),
+    "promotion": sample(Promotion),
+    "promotion-back": sample(Promotion, 1),
     "model-origin": sample(ModelOrigin),
     "sft-manifest": sample(SftManifest),
     "sft-shard": sample(SftShard),

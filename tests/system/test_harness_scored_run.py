@@ -20,7 +20,7 @@ from shoal.contracts.work import FIRST_SLICE
 from shoal.environments.arithmetic import Arithmetic
 from shoal.evaluation.versions import VersionEvaluation
 from shoal.report.write import make_report
-from shoal.training.retention import versions_with_shards
+from shoal.storage.versions import versions_with_shards
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 

@@ -1,21 +1,30 @@
 """Retention: what goes is what nobody can need any more; a number's seal never goes."""
 
 from pathlib import Path
+from typing import Any, cast
 
-from tiny_run import config, make_store
+import pytest
+from tiny_run import config, make_store, ranks
 
+from samples import RUN
 from shoal.contracts import keys
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks, BestVersion, EvaluationSettings
 from shoal.contracts.recipe import RollBack, TrainerSettings
+from shoal.contracts.serving import Promotion
+from shoal.storage import Store
+from shoal.storage.promotions import move_tag
+from shoal.storage.versions import versions_with_shards
+from shoal.training import delivery
+from shoal.training.delivery import Delivery
 from shoal.training.retention import (
     best_version,
     delete_shards,
     old_notes,
     old_states,
     old_versions,
-    versions_with_shards,
 )
 from shoal.training.stability import History, Incident
+from shoal.training.state import States
 
 CALM = History()
 
@@ -118,3 +127,62 @@ def test_the_best_version_is_read_from_the_store_and_none_is_none(tmp_path: Path
     assert best_version(store) is None
     store.put(keys.BEST_VERSION, BestVersion(version=4, benchmark="sums", value=0.5).to_json())
     assert best_version(store) == 4
+
+
+def test_promoted_versions_are_kept_with_what_they_are_encoded_against() -> None:
+    bases = dict.fromkeys(range(11)) | {5: 4, 4: 3}
+    run = config(kept_versions=2, async_level=0)
+    assert old_versions(list(range(11)), {10}, run, bases, promoted={5}) == [1, 2, 6, 7, 8]
+
+
+@pytest.fixture
+def eleven(tmp_path: Path) -> Store:
+    """A store with eleven published versions in full."""
+    store = make_store(tmp_path / "store")
+    for version in range(11):
+        store.put(keys.version_weights(version), b"x")
+        store.put(keys.version_shard(version, 0), b"x")
+    return store
+
+
+def delete_old(store: Store, tmp_path: Path) -> list[int]:
+    """What the trainer leaves of the versions."""
+    nothing = cast("Any", None)  # deletion asks neither the outbox nor the orchestrator
+    states = States(store, RUN, tmp_path / "scratch", ranks())
+    run = config(kept_versions=2, async_level=0)
+    Delivery(run, store, states, nothing, nothing, ranks())._delete_old(CALM)
+    return versions_with_shards(store)
+
+
+def promoted(version: int, number: int = 0, **changes: Any) -> Promotion:
+    return Promotion(
+        **{
+            "run": RUN, "tag": "serving", "number": number, "version": version, "sha256": "ab" * 32, "how": "hand", "by": "ann",
+            "reason": "why", "unix": 1.0,
+        } | changes
+    )  # fmt: skip
+
+
+def test_the_trainer_deletes_no_version_that_a_tag_names_or_can_go_back_to(eleven: Store, tmp_path: Path) -> None:
+    for number, version in enumerate((3, 5)):
+        assert move_tag(eleven, promoted(version, number))
+    assert move_tag(eleven, promoted(7, tag="canary"))
+    assert delete_old(eleven, tmp_path) == [0, 3, 5, 7, 9, 10]
+    assert move_tag(eleven, promoted(3, 2, how="back"))
+    assert delete_old(eleven, tmp_path) == [0, 3, 7, 9, 10]
+
+
+def test_a_version_that_is_promoted_while_others_go_stays(
+    eleven: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def delete_and_promote(store: Store, version: int) -> None:
+        delete_shards(store, version)
+        move_tag(store, promoted(6))
+
+    monkeypatch.setattr(delivery, "delete_shards", delete_and_promote)
+    assert delete_old(eleven, tmp_path) == [0, 6, 9, 10]
+
+
+def test_a_tag_that_cannot_be_read_keeps_all_versions(eleven: Store, tmp_path: Path) -> None:
+    eleven.put(keys.promotion("serving", 0), b"{}")
+    assert delete_old(eleven, tmp_path) == list(range(11))

@@ -16,7 +16,7 @@ from shoal_operator.api.rules import RULES, Rule
 SCHEMAS = {
     crd["spec"]["names"]["kind"]: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for crd in shipped_crds()
 }
-EXAMPLES = sorted((ROOT / "examples").glob("**/*.yaml"))
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("**/*.yaml") if path.parent.name != "serving")
 
 
 def places(schema: Object, rule: Object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -17,6 +17,7 @@ from shoal.cli.keys import app as keys_app
 from shoal.cli.ledger import app as ledger_app
 from shoal.cli.node import app as node_app
 from shoal.cli.printing import print_line
+from shoal.cli.serving import app as serving_app
 from shoal.cli.summaries import whole_summaries
 from shoal.errors import EXIT_DONE, EXIT_INPUT_WRONG, EXIT_INTERRUPTED, EXIT_RUN_FAILED, InputWrong, RunFailed
 
@@ -33,6 +34,7 @@ app.add_typer(env_app)
 app.add_typer(keys_app)
 app.add_typer(ledger_app)
 app.add_typer(node_app)
+app.add_typer(serving_app)
 app.command(name="eval")(evaluate)
 
 ManifestOption = Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Manifest with one TrainingRun.")]

@@ -42,6 +42,8 @@ SFT = "sft/"
 SFT_MANIFEST = "sft/manifest.json"
 EVALUATIONS = "evaluations/"
 BEST_VERSION = "evaluations/best.json"
+SERVING = "serving/"
+PROMOTION_PATTERN = re.compile(r"serving/([^/]+)/([0-9]{6})\.json")
 
 
 def version_name(version: int) -> str:
@@ -163,6 +165,22 @@ def step_metrics(step: int) -> str:
 def evaluation(version: int, benchmark: str) -> str:
     """The result of one version on one benchmark; written once, when no more work is handed out for it."""
     return f"{EVALUATIONS}{version_name(version)}/{benchmark}.json"
+
+
+def promotions(tag: str) -> str:
+    """The moves of one tag."""
+    return f"{SERVING}{tag}/"
+
+
+def promotion(tag: str, number: int) -> str:
+    """One move of a tag; created once, so that of two who move it at once one does. The newest says what the tag names."""
+    return f"{promotions(tag)}{number:06d}.json"
+
+
+def parse_promotion(key: str) -> tuple[str, int] | None:
+    """Tag and number of a move, or None for another key."""
+    found = PROMOTION_PATTERN.fullmatch(key)
+    return (found.group(1), int(found.group(2))) if found else None
 
 
 def ledger_entry(number: int) -> str:

@@ -1,5 +1,5 @@
-"""Gets the trained model out of the object store into a folder of its own, every piece checked: the last sealed version, or the result of a run that
-publishes no versions (mode SFT). `shoal-run.json` beside it says how the run asked.
+"""Gets the trained model out of the object store into a folder of its own, every piece checked: the last sealed version or a given one, or the result
+of a run that publishes no versions (mode SFT). `shoal-run.json` beside it says how the run asked.
 """
 
 import hashlib
@@ -21,18 +21,18 @@ from shoal.storage.checkpoint_files import MANIFEST_FILE, WrongWeights, read_man
 from shoal.storage.versions import materialise, sealed_versions
 
 
-def export_model(access: RunAccess, folder: Path) -> ModelPlace | None:
-    """Make `folder` hold the last trained version; None when no step was trained (version 0 is the base model).
+def export_model(access: RunAccess, folder: Path, version: int | None = None) -> ModelPlace | None:
+    """Make `folder` hold this version, by default the last trained one; None when there is none (of itself, version 0 is no trained version).
 
-    A folder with an older version is replaced when the newer one is complete. Raises `WrongWeights` or `BadSignature` for pieces that the trainer did
+    A folder with another version is replaced when the newer one is complete. Raises `WrongWeights` or `BadSignature` for pieces that the trainer did
     not sign or that are not what their seal says.
     """
     versions = sealed_versions(access.store)
     if not versions:
-        return _export_result(access, folder)
-    if versions[-1] == 0:
+        return _export_result(access, folder, version)
+    if version is None and versions[-1] == 0:
         return None
-    last, signer = versions[-1], access.trainer
+    last, signer = versions[-1] if version is None else version, access.trainer
     if held_version(folder, signer) != last:
         fresh = _fresh(folder, last)
         materialise(access.store, last, fresh, access.run, signer)
@@ -41,7 +41,7 @@ def export_model(access: RunAccess, folder: Path) -> ModelPlace | None:
     return ModelPlace(str(folder), last)
 
 
-def _export_result(access: RunAccess, folder: Path) -> ModelPlace | None:
+def _export_result(access: RunAccess, folder: Path, version: int | None) -> ModelPlace | None:
     """`models/final/` of a run that is complete and has no versions."""
     try:
         seal = FinalModel.from_json(access.store.get(keys.FINAL_SEAL))
@@ -49,6 +49,8 @@ def _export_result(access: RunAccess, folder: Path) -> ModelPlace | None:
         return None
     except ValidationError as error:
         raise WrongWeights(f"{keys.FINAL_SEAL} cannot be read: {error.error_count()} mistakes") from None
+    if version is not None and version != seal.version:
+        return None
     held = read_origin(folder)
     if held is None or (held.run, held.version) != (access.run, seal.version):
         fresh = _fresh(folder, seal.version)

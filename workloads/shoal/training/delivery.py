@@ -17,7 +17,7 @@ import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +34,8 @@ from shoal.contracts.steps import StepMetrics
 from shoal.storage import NotFound, Store
 from shoal.storage.checkpoint_files import version_digest
 from shoal.storage.growing import GrowingWriter, clear_unfinished, discard, partial_folder
-from shoal.storage.versions import read_record, read_sealed_manifest
+from shoal.storage.promotions import BadPromotion, promoted_versions
+from shoal.storage.versions import read_record, read_sealed_manifest, versions_with_shards
 from shoal.training.export import Export
 from shoal.training.objectives import needs_behaviour
 from shoal.training.parallel import Ranks
@@ -46,7 +47,6 @@ from shoal.training.retention import (
     old_notes,
     old_states,
     old_versions,
-    versions_with_shards,
 )
 from shoal.training.stability import History
 from shoal.training.state import MadeVersion, States
@@ -269,8 +269,20 @@ class Delivery:
         served = versions_with_shards(self._store)
         bases = encoded_against(self._store, served, self._trainer_key)
         best = best_version(self._store) if self._config.evaluation is not None else None
-        gone = old_versions(served, set(sealed) - set(old), self._config, bases, best)
-        for version in gone:
+        gone = []
+
+        def may_go(promoted: Collection[int]) -> list[int]:
+            return old_versions(served, set(sealed) - set(old), self._config, bases, best, promoted)
+
+        for version in may_go(()):
+            try:
+                # Read again before each deletion: somebody may promote a version while others go.
+                if version not in may_go(promoted_versions(self._store)):
+                    continue
+            except BadPromotion as error:
+                telemetry.get_logger().error("cannot read which versions are promoted; keeping all", reason=str(error))
+                break
             delete_shards(self._store, version)
+            gone.append(version)
         for version in old_notes(self._states.notes(), [version for version in served if version not in gone]):
             self._states.forget_note(version)

@@ -11,10 +11,9 @@ from shoal import telemetry
 from shoal.contracts import keys
 from shoal.contracts.signed import BadSignature
 from shoal.storage import NotFound, Store
-from shoal.storage.versions import materialise, read_sealed_manifest, sealed_versions
+from shoal.storage.versions import materialise, read_sealed_manifest, sealed_versions, versions_with_shards
 from shoal.training.context import TrainerContext
 from shoal.training.model import Policy
-from shoal.training.retention import versions_with_shards
 from shoal.training.stored_weights import BadModel, weights_in_folder
 from shoal.training.waits import Waits
 

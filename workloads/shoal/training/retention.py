@@ -14,7 +14,6 @@ from shoal.contracts.trust import ever_held
 from shoal.contracts.weights import VersionOpen
 from shoal.storage import NotFound, Store
 from shoal.storage.chains import base_of, closure
-from shoal.storage.versions import sealed_versions
 from shoal.training.stability import History, needed_states
 
 ALWAYS_SERVED = (0,)
@@ -49,10 +48,11 @@ def old_versions(
     config: RunConfig,
     bases: Mapping[int, int | None],
     best: int | None = None,
+    promoted: Collection[int] = (),
 ) -> list[int]:
     """Published versions whose shards may go. Kept: what origin and relays hold, the asynchrony window; whatever a kept state could
-    make again, the base model, the `best` version by the run's own evaluation, that of a roll-back to come; and every
-    version that a kept one is encoded against (`bases`)."""
+    make again, the base model; the `best` version by the run's own evaluation, those that are `promoted`, that of a roll-back to come; and
+    every version that a kept one is encoded against (`bases`)."""
     if not served:
         return []
     newest = served[-1]
@@ -60,7 +60,7 @@ def old_versions(
     border = min(newest - config.async_level, oldest_state)
     # A version that is being scored may turn out the best; it is over one version before its shards go.
     newest_kept = config.kept_versions + (config.evaluation is not None)
-    kept = {*served[-newest_kept:], *ALWAYS_SERVED, *(version for version in served if version >= border)}
+    kept = {*served[-newest_kept:], *ALWAYS_SERVED, *promoted, *(version for version in served if version >= border)}
     if best is not None:
         kept.add(best)
     if config.roll_back is not None and config.roll_back.at_step >= border:
@@ -75,17 +75,6 @@ def best_version(store: Store) -> int | None:
         return BestVersion.from_json(store.get(keys.BEST_VERSION)).version
     except NotFound:
         return None
-
-
-def versions_with_shards(store: Store) -> list[int]:
-    """Sealed versions that still have more than their seal, ascending."""
-    sealed = set(sealed_versions(store))
-    shards = {
-        number
-        for info in store.list(keys.VERSIONS)
-        if info.key.endswith(".bin") and (number := keys.parse_version(info.key.split("/")[1])) is not None
-    }
-    return sorted(sealed & shards)
 
 
 def encoded_against(store: Store, versions: Iterable[int], trainer_key: Signer) -> dict[int, int | None]:
