@@ -1,7 +1,9 @@
 """Packages written for verifiers: unchanged, in a sandbox only, rewards equal on both sides; what cannot be scored again is refused in a line."""
 
+import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from benchmarks.agents.verifiers_environments import PACKAGES, compare
 from hypothesis import given
 from hypothesis import strategies as st
 
+from servers import ROOT
 from shoal.contracts.task_table import read_tasks, write_tasks
 from shoal.contracts.tasks import ChatMessage, Task, tasks_digest
 from shoal.environments import apart, base
@@ -160,15 +163,6 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_scored_again_is_refused_when_it_is_loaded(what: str, folder: Path) -> None:
-    source, words = REFUSED[what]
-    with pytest.raises(BadEnvironment, match=r"^[^\n]*$") as refused:
-        loaded(folder, source)
-    assert words in str(refused.value)
-    assert "verifiers:given: " in str(refused.value)
-
-
 WITHOUT_TASKS = {
     "an empty task set": (package(load="return []"), "its task set is empty"),
     "an endless task set": (
@@ -200,17 +194,43 @@ WITHOUT_TASKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", WITHOUT_TASKS)
-def test_what_shows_with_the_first_tasks_ends_prepare_in_a_line(what: str, folder: Path) -> None:
-    source, words = WITHOUT_TASKS[what]
-    source = (
-        f"import shoal.environments.verifiers_package as ours\nours.MOST_TASKS, ours.TRIAL_SECONDS = 50, 0.5\n{source}"
+TRY_ALL = """
+import json, sys
+from shoal.rewards.parent import ParentLine, use_line
+import shoal.environments.verifiers_package as ours
+use_line(ParentLine(-1, -1))
+ours.MOST_TASKS, ours.TRIAL_SECONDS = 50, 0.5
+said = {}
+for name, count in json.load(sys.stdin).items():
+    try:
+        ours.VerifiersPackage(name).tasks(count, 0)
+        said[name] = "nothing"
+    except ValueError as error:
+        said[name] = str(error)
+print(json.dumps(said))
+"""
+"""All packages in one process without a sandbox, which takes a second and more to start: they are ours."""
+
+
+def test_what_cannot_be_scored_again_is_refused_in_a_line(tmp_path: Path) -> None:
+    cases = REFUSED | WITHOUT_TASKS
+    names = {what: f"case_{number}" for number, what in enumerate(cases)}
+    for what, name in names.items():
+        (tmp_path / f"{name}.py").write_text(cases[what][0])
+    places = [str(tmp_path), str(ROOT / "workloads"), *filter(None, [os.environ.get(FOLDERS_VARIABLE)])]
+    done = subprocess.run(
+        [sys.executable, "-c", TRY_ALL],
+        input=json.dumps({name: 2 if what == "the same task twice" else 1 for what, name in names.items()}),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    environment = loaded(folder, source)
-    with pytest.raises(ValueError, match=r"^[^\n]*$") as refused:
-        environment.tasks(2 if what == "the same task twice" else 1, 0)
-    assert words in str(refused.value)
-    assert "verifiers:given: " in str(refused.value)
+    said = json.loads(done.stdout.splitlines()[-1])
+    for what, name in names.items():
+        assert said[name].startswith(f"verifiers:{name}: "), (what, said[name])
+        assert cases[what][1] in said[name], what
+        assert "\n" not in said[name], what
 
 
 def test_a_reward_that_fails_for_an_answer_leaves_the_row_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
