@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import distributions
+from itertools import islice
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +37,7 @@ from shoal.rewards.parent import line
 
 VERSION = "0.4.0"
 MOST_TASKS = 1_000_000
+MOST_REPEATS = 1000
 MOST_TURNS = 8
 """Of an episode with tools: verifiers leaves it to the caller."""
 TRIAL_SECONDS = 5.0
@@ -190,7 +192,7 @@ class _Package:
         found: dict[str, Task] = {}
         verifiers_world.begin()
         try:
-            for made in self.taskset:
+            for made in islice(self.taskset, 2 * most + MOST_REPEATS):
                 task = self._task(made)
                 found.setdefault(task.problem_id, task)
                 if len(found) >= most:

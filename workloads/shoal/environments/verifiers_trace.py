@@ -16,7 +16,7 @@ from typing import Any
 
 from shoal.environments import verifiers_world
 from shoal.environments.prompts import CALL
-from shoal.environments.turns import FunctionCall, calls_of
+from shoal.environments.turns import LONGEST_ANSWER, FunctionCall, calls_of
 
 TOOL_SECONDS = 2.0
 """A tool that waits longer answers with an error."""
@@ -148,9 +148,9 @@ class _Tools:
         return made
 
     async def call(self, call: FunctionCall) -> str:
-        """The text of an answer. A tool that fails tells so to the model, as verifiers' servers do."""
+        """The text of an answer, as the model was given it (`turns`). A tool that fails tells so to the model, as verifiers' servers do."""
         if call.problem is not None or call.name not in self._servers:
-            return f"error: {call.problem or 'there is no such function'}"
+            return f"error: {call.problem or 'there is no such function; allowed: ' + ', '.join(self._servers)}"
         server, name = self._servers[call.name]
         try:
             async with asyncio.timeout(TOOL_SECONDS):
@@ -158,9 +158,9 @@ class _Tools:
         except TimeoutError:
             return "error: the tool took too long"
         except Exception as error:
-            return str(error)
+            return str(error)[:LONGEST_ANSWER]
         blocks = getattr(found, "content", [])
-        return "\n".join(each.text if each.type == "text" else f"({each.type})" for each in blocks)
+        return "\n".join(each.text if each.type == "text" else f"({each.type})" for each in blocks)[:LONGEST_ANSWER]
 
 
 def _bind(toolset: Any, trace: Any) -> None:
