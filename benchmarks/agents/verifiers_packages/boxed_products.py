@@ -12,7 +12,7 @@ class ProductData(vf.TaskData):
 class ProductTask(vf.Task[ProductData]):
     @vf.reward
     async def correct(self, trace: vf.Trace) -> float:
-        return await vf.verify_boxed_math_answer(trace.last_reply, self.data.answer)
+        return vf.verify_boxed_math_answer(trace.last_reply, self.data.answer)
 
 
 class ProductTaskset(vf.Taskset[ProductTask]):
