@@ -42,10 +42,10 @@ for role in operator protocol relay tracker; do
     lock_both "requirements/images/$role.lock" --extra "$role" --constraint requirements/dev.lock --override requirements/overrides.txt pyproject.toml
 done
 # Trainer, worker and validator stand on one runtime. Plain vllm is the CUDA build; the one package that it wants in another version is left to it.
-lock_both requirements/images/runtime-cpu.lock --extra trainer --extra worker --extra validator --extra lm-eval --extra reasoning-gym --constraint requirements/dev.lock \
+lock_both requirements/images/runtime-cpu.lock --extra trainer --extra worker --extra validator --extra lm-eval --extra reasoning-gym --extra verifiers --constraint requirements/dev.lock \
     --override requirements/overrides.txt --override requirements/runtime-cpu.txt pyproject.toml
 sed -n 's/^\([A-Za-z0-9].*==[^ ]*\).*/\1/p' requirements/dev.lock | grep -v '^apache-tvm-ffi=' >.cache/tested.txt # a name that the lock can give for it
-lock_both requirements/images/runtime-cuda.lock --extra trainer --extra cuda --extra validator --extra lm-eval --extra reasoning-gym --constraint .cache/tested.txt \
+lock_both requirements/images/runtime-cuda.lock --extra trainer --extra cuda --extra validator --extra lm-eval --extra reasoning-gym --extra verifiers --constraint .cache/tested.txt \
     --override requirements/overrides.txt pyproject.toml
 # A checkout on a machine with NVIDIA's GPUs (`make setup VARIANT=cuda`).
 "$uv" pip compile "${options[@]}" --extra dev-cuda --constraint .cache/tested.txt --override requirements/overrides.txt pyproject.toml \

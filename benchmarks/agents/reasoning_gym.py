@@ -148,7 +148,7 @@ def compare(name: str, each: int, folder: Path) -> dict[str, Compared]:
     from shoal.environments.generated_tokenizer import train_tokenizer
 
     environment = load(name)
-    with _process(hash_seed="0") as package, _process(hash_seed="7") as worker:
+    with own_process(hash_seed="0") as package, own_process(hash_seed="7") as worker:
         count = each * len(package.submit(generators_of, name).result())
         table = write_tasks(environment.tasks(count, SEED))
         tasks = read_tasks(table)
@@ -236,7 +236,9 @@ def validated(
         length_reward=None,
         validation=Validation(),
     )
-    lines = [_row(tasks[number], number, tokens, claim) for (number, tokens), claim in zip(rows, claimed, strict=True)]
+    lines = [
+        row_of(tasks[number], number, tokens, claim) for (number, tokens), claim in zip(rows, claimed, strict=True)
+    ]
     file = File(JOB, lines, RolloutMetadata("none", "", facts.environment_digest, ""))
     ours = reward_check.score_rows(file, facts)
     if (finding := reward_check.check(file, facts, ours)) is not None:
@@ -244,7 +246,7 @@ def validated(
     return [each.task_reward for each in ours]
 
 
-def _row(task: Task, number: int, tokens: list[int], claim: float | None) -> Rollout:
+def row_of(task: Task, number: int, tokens: list[int], claim: float | None) -> Rollout:
     reward = total_reward(claim, len(tokens), None, None)
     return Rollout(
         run=JOB.run,
@@ -280,7 +282,7 @@ def _gold(environment: Environment, task: Task) -> str:
 
 
 @contextmanager
-def _process(hash_seed: str) -> Iterator[ProcessPoolExecutor]:
+def own_process(hash_seed: str) -> Iterator[ProcessPoolExecutor]:
     """A Python of its own, with this seed of hashes."""
     before = os.environ.get("PYTHONHASHSEED")
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:

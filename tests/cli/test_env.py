@@ -144,7 +144,7 @@ def test_an_unknown_environment_is_wrong_input(tmp_path: Path) -> None:
     done = shoal("check", "riddles", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(
-        "riddles: not installed here; installed: arithmetic, code, ifeval, interpreter, lm-eval, math, reasoning-gym, tool"
+        "riddles: not installed here; installed: arithmetic, code, ifeval, interpreter, lm-eval, math, reasoning-gym, tool, verifiers"
     )
 
 

@@ -164,7 +164,11 @@ def _tasks(asked: ManifestRequest) -> tuple[str, list[str]]:
 def _with_environment(dataset: str) -> tuple[str, str | None]:
     """`DATA@ENVIRONMENT` in its parts. A task of lm-evaluation-harness has its own @, for a revision, and a generator one for a level."""
     data, at, environment = dataset.rpartition("@")
-    whole = not at or dataset.startswith(("lm-eval:", "reasoning-gym:")) or Path(dataset).expanduser().exists()
+    whole = (
+        not at
+        or dataset.startswith(("lm-eval:", "reasoning-gym:", "verifiers:"))
+        or Path(dataset).expanduser().exists()
+    )
     return (dataset, None) if whole else (data, environment)
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from shoal.environments.base import installed
 from shoal.environments.harness_names import BadHarnessTask, HarnessTask
 from shoal.environments.reasoning_gym_names import BadGenerators, parse
+from shoal.environments.verifiers_names import ENVIRONMENT as VERIFIERS
+from shoal.environments.verifiers_names import BadPackageName, parse_package
 
 if TYPE_CHECKING:
     from shoal.contracts.recipe import TaskOrigin
@@ -46,6 +48,11 @@ def _problem_of_environment(name: str) -> str | None:
         try:
             parse(part)
         except BadGenerators as error:
+            return str(error)
+    if package == VERIFIERS and part:
+        try:
+            parse_package(part)
+        except BadPackageName as error:
             return str(error)
     if package != "lm-eval" or not part:
         return None

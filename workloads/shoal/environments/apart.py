@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
@@ -24,8 +24,17 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 import shoal
 from shoal import telemetry
 from shoal.contracts.tasks import Task
-from shoal.environments.places import folders, spec_of
-from shoal.environments.results import BadEnvironment, EnvironmentBroke, Score, Unscorable, runs_programs
+from shoal.environments.places import code_of_others, folders, spec_of
+from shoal.environments.results import (
+    Answers,
+    BadEnvironment,
+    EnvironmentBroke,
+    FunctionCall,
+    Score,
+    ToolAnswer,
+    Unscorable,
+    runs_programs,
+)
 from shoal.rewards.calls import Calls
 from shoal.rewards.sandbox.program import NoIsolation
 from shoal.rewards.sandbox.service import ServedModule, Service, ServiceFailed
@@ -63,6 +72,9 @@ class Described(BaseModel):
     sources: list[Name] = Field(default_factory=list, max_length=256)
     stop: list[Name] = Field(default_factory=list, max_length=16)
     most_calls: int = Field(default=0, ge=0, le=10_000)
+    functions: list[dict[str, Any]] = Field(default_factory=list, max_length=64)
+    most_turns: int = Field(default=0, ge=0, le=1000)
+    longest_turn: int | None = Field(default=None, ge=1)
     error: Words | None = None
 
 
@@ -80,17 +92,24 @@ class SaidUnscorable(_Said):
     passing: bool
 
 
+class SaidAnswers(_Said):
+    """Texts of a tool's answers, by turn and call. Nobody vouches for them: none is sure."""
+
+    turns: Annotated[list[list[str]], Field(max_length=1000)]
+
+
 class SaidPart(_Said):
     name: Name
     version: Words
     runs_programs: bool
 
 
-Told = TypeVar("Told", SaidScore, str | None)
+Told = TypeVar("Told", SaidScore, SaidAnswers, str | None)
 SCORES: TypeAdapter[SaidScore | SaidUnscorable] = TypeAdapter(SaidScore | SaidUnscorable)
 TEXTS = TypeAdapter(str, config=ConfigDict(strict=True))
 MAYBE_TEXTS: TypeAdapter[str | None] = TypeAdapter(str | None, config=ConfigDict(strict=True))
 OUTPUTS: TypeAdapter[str | SaidUnscorable | None] = TypeAdapter(str | SaidUnscorable | None)
+ANSWERS: TypeAdapter[SaidAnswers | SaidUnscorable] = TypeAdapter(SaidAnswers | SaidUnscorable)
 PARTS = TypeAdapter(SaidPart)
 FLAGS = TypeAdapter(bool, config=ConfigDict(strict=True))
 COUNTS: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=0, strict=True)])
@@ -128,6 +147,10 @@ class Apart:
         if "observe" in described.members and described.stop:
             self.stop, self.most_calls = tuple(described.stop), described.most_calls
             self.observe = self._observe
+        if "answers" in described.members and described.functions:
+            self.functions = described.functions
+            self.most_turns, self.longest_turn = max(described.most_turns, 1), described.longest_turn
+            self.answers = self._answers
 
     def tasks(self, count: int, seed: int) -> list[Task]:
         """As of any environment. ValueError also when it gives no tasks, or more than it was asked for."""
@@ -162,6 +185,13 @@ class Apart:
 
     def _observe(self, task: Task, text: str) -> str | Unscorable | None:
         return self._judged("observe", OUTPUTS, task, text=text)[0]
+
+    def _answers(self, task: Task, turns: Sequence[Sequence[FunctionCall]]) -> Answers | Unscorable:
+        calls = [[{"name": each.name, "arguments": dict(each.arguments)} for each in turn] for turn in turns]
+        said, seconds = self._judged("answers", ANSWERS, task, turns=calls)
+        if isinstance(said, SaidAnswers):
+            return Answers([[ToolAnswer(text) for text in turn] for turn in said.turns], seconds)
+        return said
 
     def _judged(
         self, call: str, answers: TypeAdapter[Told | SaidUnscorable], task: Task, **arguments: Any
@@ -393,10 +423,9 @@ def parameter_of(name: str, value: str) -> str | None:
 def _served(name: str, value: str) -> ServedModule:
     """What an environment's process runs and may read. Nothing of the package is run to find it."""
     top = value.partition(":")[0].partition(".")[0]
-    found = spec_of(top)
-    if found is None or found.origin is None or not os.path.isfile(found.origin):
+    place = _places((top,)).get(top)
+    if place is None:
         raise BadEnvironment(f"environment {name!r}: {top} is no package with a file __init__.py, and no module")
-    place = os.path.dirname(found.origin) if found.submodule_search_locations else found.origin
     packages = {
         os.path.realpath(entry)
         for entry in (*sys.path, *folders())
@@ -407,9 +436,20 @@ def _served(name: str, value: str) -> ServedModule:
     return ServedModule(
         module="shoal.environments.served",
         arguments={"name": name, "value": value},
-        places={top: os.path.realpath(place), "shoal": own},
+        places={**_places(code_of_others(name)), top: place, "shoal": own},
         path=tuple(sorted(packages)),
     )
+
+
+def _places(names: Sequence[str]) -> dict[str, str]:
+    """The file or folder of each top-level module that is there. Nothing is run to find them."""
+    found: dict[str, str] = {}
+    for name in names:
+        spec = spec_of(name)
+        if spec is not None and spec.origin is not None and os.path.isfile(spec.origin):
+            place = os.path.dirname(spec.origin) if spec.submodule_search_locations else spec.origin
+            found[name] = os.path.realpath(place)
+    return found
 
 
 def _question(call: str, arguments: dict[str, Any]) -> bytes:

@@ -23,7 +23,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from shoal.environments.places import folders, points_in_folders, spec_of, version_of
+from shoal.environments.places import SANDBOXED, code_of_others, folders, points_in_folders, spec_of, version_of
 from shoal.environments.results import BadEnvironment as BadEnvironment
 from shoal.environments.results import Score as Score
 from shoal.environments.results import Unscorable as Unscorable
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "shoal.environments"
 TRUSTED_VARIABLE = "SHOAL_TRUSTED_ENVIRONMENTS"
 """Names of installed environments, with commas or spaces between them, that this machine's owner trusts with its files, keys and network."""
-
-SANDBOXED = {"reasoning-gym": ("reasoning_gym",)}
-"""Shoal's own environments that run in a sandbox even so, whomever the owner trusts: their scores are code of others. With the packages of that code,
-of which every file counts in the digest."""
 
 SHOAL_MODULE = re.compile(r"shoal(\.[a-z_][a-z0-9_]*)+")
 APART = "shoal.environments.apart"
@@ -258,7 +254,7 @@ def sources_of(environment: Environment) -> tuple[str, ...]:
 def packages_of(environment: Environment) -> tuple[str, ...]:
     """Packages of which every file counts: that of an environment which is not Shoal's own; those of `SANDBOXED` and of a mixture's parts."""
     package = _package_of(environment)
-    own = SANDBOXED.get(environment.name.partition(":")[0], ())
+    own = code_of_others(environment.name)
     return (package,) if package else own or tuple(getattr(environment, "whole_packages", ()))
 
 

@@ -10,6 +10,13 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, PackageNotFoundError, distributions
 from importlib.util import find_spec
 
+from shoal.environments.verifiers_names import ENVIRONMENT as VERIFIERS
+from shoal.environments.verifiers_names import BadPackageName, parse_package
+
+SANDBOXED = {"reasoning-gym": ("reasoning_gym",), "verifiers": ("verifiers",)}
+"""Shoal's own environments that run in a sandbox even so, whomever the owner trusts: their scores are code of others. With the packages of that code,
+of which every file counts in the digest (`code_of_others`)."""
+
 FOLDERS_VARIABLE = "SHOAL_ENVIRONMENTS"
 """Folders with packages of environments, with `:` between them, as `pip install --target` fills one."""
 
@@ -41,3 +48,15 @@ def version_of(name: str) -> str:
     for each in distributions(name=name, path=[*sys.path, *folders()]):
         return each.version
     raise PackageNotFoundError(name)
+
+
+def code_of_others(name: str) -> tuple[str, ...]:
+    """Top-level modules that one of `SANDBOXED` runs, by its whole name: of verifiers the package that it names too."""
+    plain, _, part = name.partition(":")
+    found = SANDBOXED.get(plain, ())
+    if plain != VERIFIERS or not part:
+        return found
+    try:
+        return (*found, parse_package(part).module)
+    except BadPackageName:  # which it says itself when it is made
+        return found

@@ -1,7 +1,7 @@
 """The generators of reasoning-gym as an environment: `reasoning-gym:chain_sum{"max_terms":3}*2+gcd@0-2`, scored by the package itself.
 
 What stands behind the colon names generators, their settings, levels of their curricula and weights (`reasoning_gym_names`). prepare makes the tasks;
-a task holds all that its scorer needs, in JSON that gives the same values back. The code of the package runs in a sandbox only (`base.SANDBOXED`),
+a task holds all that its scorer needs, in JSON that gives the same values back. The code of the package runs in a sandbox only (`places.SANDBOXED`),
 and no answer reaches a scorer that would run it (`reasoning_gym_answers`). The reward is the package's, from 0 to 1.
 
 Cost: the package takes 2 s to import and 150 MB. Most generators make 5,000 tasks a second, a dozen 2 to 20, so that 285,000 tasks of those take

@@ -1,9 +1,10 @@
-"""What comes of an environment: a score, none, or the news that it cannot be used. Pure values, which `base` hands on."""
+"""What comes of an environment: a score, none, answers to calls, or the news that it cannot be used. Pure values, which `base` hands on."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal.contracts.tasks import Task
@@ -36,6 +37,31 @@ class Unscorable:
 @dataclass(frozen=True)
 class EnvironmentBroke(Unscorable):
     """The environment's own code raised, ended, took too long or gave no score."""
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """One call of the model. `problem`: why it is none of a function; the model is told."""
+
+    name: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class ToolAnswer:
+    """What a function answers. `sure`: every machine gets exactly this for these calls, whatever its processor, load and version of Python."""
+
+    text: str
+    sure: bool = False
+
+
+@dataclass(frozen=True)
+class Answers:
+    """For each turn one answer a call, in order; and CPU seconds of programs that ran for them."""
+
+    turns: Sequence[Sequence[ToolAnswer]]
+    program_seconds: float = 0.0
 
 
 def runs_programs(environment: object, task: Task | None = None) -> bool:

@@ -12,9 +12,10 @@ from typing import Any
 
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Environment, Score, Unscorable, runs_programs
+from shoal.environments.turns import Answers, FunctionCall, WithTurns
 from shoal.rewards.parent import ParentLine, read_frame, use_line, write_frame
 
-METHODS = ("task_count", "has_answer", "broken", "flaw", "problems", "observe", "part_of")
+METHODS = ("task_count", "has_answer", "broken", "flaw", "problems", "observe", "part_of", "answers")
 """Members that an environment may have besides the six."""
 WORDS = 4096
 """Characters of a detail or reason."""
@@ -40,6 +41,8 @@ def serve(questions: int, answers: int, arguments: Mapping[str, Any]) -> None:
             call, given = question["call"], question["arguments"]
             if "task" in given:
                 given["task"] = Task.model_validate(given["task"])
+            if call == "answers":
+                given["turns"] = [[FunctionCall(**each) for each in turn] for turn in given["turns"]]
             by_one = call == "tasks" and hasattr(environment, "each_task")
             value = getattr(environment, "each_task" if by_one else call)(**given)
             if call == "tasks":
@@ -85,6 +88,12 @@ def _made(value: str, name: str) -> tuple[Any, dict[str, Any]]:
     }
     if hasattr(made, "stop"):
         described |= {"stop": list(made.stop), "most_calls": getattr(made, "most_calls", 0)}
+    if isinstance(made, WithTurns):
+        described |= {
+            "functions": list(made.functions),
+            "most_turns": made.most_turns,
+            "longest_turn": made.longest_turn,
+        }
     return made, described
 
 
@@ -94,6 +103,8 @@ def _plain(value: Any) -> Any:
         return {"task_reward": float(value.task_reward), "detail": value.detail[:WORDS]}
     if isinstance(value, Unscorable):
         return {"reason": value.reason[:WORDS], "passing": value.passing}
+    if isinstance(value, Answers):
+        return {"turns": [[each.text for each in turn] for turn in value.turns]}
     return value
 
 

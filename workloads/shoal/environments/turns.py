@@ -20,7 +20,7 @@ Pure, except for the environment's functions.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -29,6 +29,9 @@ from shoal.contracts.rollouts import sampled_stretches
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Unscorable
 from shoal.environments.prompts import CALL, CALL_END, FIRST_MARK, BadPrompt, encode_text
+from shoal.environments.results import Answers as Answers
+from shoal.environments.results import FunctionCall as FunctionCall
+from shoal.environments.results import ToolAnswer as ToolAnswer
 from shoal.environments.tokens import Tokenizer
 
 MOST_CALLS = 8
@@ -38,31 +41,6 @@ LONGEST_ANSWER = 4000
 TURN_END = "\x1e"
 """Between the turns of an episode's text (ASCII's record separator). A model that writes one gets U+FFFD in its place."""
 PROBE, SAID = "Tell me.", "Here it is."
-
-
-@dataclass(frozen=True)
-class FunctionCall:
-    """One call of the model. `problem`: why it is none of a function; the model is told."""
-
-    name: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    problem: str | None = None
-
-
-@dataclass(frozen=True)
-class ToolAnswer:
-    """What a function answers. `sure`: every machine gets exactly this for these calls, whatever its processor, load and version of Python."""
-
-    text: str
-    sure: bool = False
-
-
-@dataclass(frozen=True)
-class Answers:
-    """For each turn one answer a call, in order; and CPU seconds of programs that ran for them."""
-
-    turns: Sequence[Sequence[ToolAnswer]]
-    program_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,304 @@
+"""Packages written for verifiers: unchanged, in a sandbox only, rewards equal on both sides; what cannot be scored again is refused in a line."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+from benchmarks.agents.verifiers_environments import PACKAGES, compare
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servers import ROOT
+from shoal.contracts.task_table import read_tasks, write_tasks
+from shoal.contracts.tasks import ChatMessage, Task, tasks_digest
+from shoal.environments import apart, base
+from shoal.environments.apart import Apart
+from shoal.environments.base import BadEnvironment, Environment, digest, load
+from shoal.environments.mixture import Mixture
+from shoal.environments.places import FOLDERS_VARIABLE
+from shoal.environments.results import EnvironmentBroke, Score, Unscorable
+from shoal.environments.turns import TURN_END, FunctionCall, WithTurns
+from shoal.environments.verifiers_names import BadPackageName, NamedPackage, parse_package
+from shoal.environments.verifiers_package import VerifiersPackage
+
+HEAD = "import verifiers.v1 as vf\n\nclass Data(vf.TaskData):\n    answer: str = ''\n\n"
+ONE = "return [One(Data(prompt='What is 1+1?', answer='2'), self.config.task)]"
+RIGHT = "return float(trace.last_reply == self.data.answer)"
+
+
+def package(reward: str = RIGHT, load: str = ONE, *, more: str = "", head: str = "", taskset: str = "") -> str:
+    """A package with one reward, whose body is given; `more` stands in its task, `taskset` in its task set."""
+    return (
+        f"{head}{HEAD}class One(vf.Task[Data]):\n{indent(more, '    ')}\n    @vf.reward\n    async def right(self, trace: vf.Trace) -> float:\n"
+        f"{indent(reward, ' ' * 8)}\n\nclass Set(vf.Taskset[One]):\n{indent(taskset, '    ')}\n    def load(self):\n{indent(load, ' ' * 8)}\n\n"
+        "__all__ = ['Set']\n"
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where packages are installed beside Shoal, with those of the benchmark."""
+    before = os.environ.get(FOLDERS_VARIABLE)
+    monkeypatch.setenv(FOLDERS_VARIABLE, ":".join([*([before] if before else []), str(PACKAGES), str(tmp_path)]))
+    for each in (tmp_path, *tmp_path.parents[:2]):
+        each.chmod(0o755)
+    load.cache_clear()
+    yield tmp_path
+    load.cache_clear()
+
+
+def loaded(folder: Path, source: str, name: str = "given") -> Environment:
+    (folder / f"{name}.py").write_text(source)
+    return load(f"verifiers:{name}")
+
+
+@pytest.mark.parametrize("name", ["word_sums", "stock_room"])
+def test_worker_and_validator_score_a_package_alike(name: str, folder: Path) -> None:
+    found = compare(name, folder, most=4)
+    assert found.equal, found
+    assert (found.with_tools > 0) == (name == "stock_room")
+
+
+def test_its_code_is_in_a_sandbox_whatever_the_owner_trusts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(base.TRUSTED_VARIABLE, "verifiers")
+    environment = load('verifiers:word-sums{"terms":3,"size":40}')
+    assert isinstance(environment, Apart)
+    assert not [name for name in sys.modules if name.partition(".")[0] in ("verifiers", "word_sums")]
+    with pytest.raises(ValueError, match="packages are loaded in a sandbox only"):
+        VerifiersPackage("word-sums")
+    assert environment.task_count() == 40
+    tasks = environment.tasks(8, 5)
+    assert tasks_digest(read_tasks(write_tasks(tasks))) == tasks_digest(tasks) == tasks_digest(environment.tasks(8, 5))
+    assert tasks_digest(environment.tasks(8, 6)) != tasks_digest(tasks)
+    assert str(tasks[0].prompt).count(" plus ") == 2
+    assert environment.prompt(tasks[0], 60).endswith("digits. Think for 60 tokens before giving a response.")
+    assert environment.score(tasks[0], environment.gold(tasks[0])) == Score(
+        1.0, environment.score(tasks[0], environment.gold(tasks[0])).detail
+    )
+    half = environment.score(tasks[0], "Answer: no")
+    assert isinstance(half, Score)
+    assert (half.task_reward, half.detail) == (0.2, "word-sums gives 0.25 (correct 0, form 0.25, length 10)")
+    assert base.packages_of(environment) == ("verifiers", "word_sums")
+    assert "shoal.environments.verifiers_package" in base.sources_of(environment)
+    assert len({digest(each) for each in (environment, load("verifiers"), Mixture({"a": environment}))}) == 3
+
+
+def test_a_change_of_the_package_is_another_digest(folder: Path) -> None:
+    first = digest(loaded(folder, package()))
+    load.cache_clear()
+    assert digest(loaded(folder, package() + "# another version\n")) != first
+
+
+def test_messages_and_a_system_prompt_are_asked_as_they_are(folder: Path) -> None:
+    (task, *_) = load("verifiers:boxed-products").tasks(12, 1)
+    assert isinstance(task.prompt, list)
+    assert task.prompt[0] == ChatMessage(role="system", content="Put the answer into \\boxed{}.")
+    assert task.prompt[1].role == "user"
+    assert "Put the answer" in load("verifiers:boxed-products").prompt(task, None)
+
+
+def test_the_clock_and_unseeded_numbers_are_the_same_each_time(folder: Path) -> None:
+    reward = (
+        "import datetime, os, random, time, uuid\nimport numpy\n"
+        "noise = [random.random(), random.Random().random(), uuid.uuid4().int, time.time(), datetime.datetime.now().timestamp(),\n"
+        "    hash('a'), numpy.random.rand(), numpy.random.default_rng().random(), os.urandom(4)]\n"
+        "if trace.last_reply == 'tell':\n    raise ValueError(repr(noise)[:250])\nreturn 0.5\n"
+    )
+    environment = loaded(folder, package(reward))
+    (task,) = environment.tasks(1, 0)
+    first = environment.score(task, "tell")
+    environment.score(task, "another question")
+    assert isinstance(first, Unscorable)
+    assert first.reason.count(",") >= 5
+    assert environment.score(task, "tell") == first
+    apart_again = Apart(environment.name, "shoal.environments.verifiers_package:VerifiersPackage")
+    assert apart_again.score(task, "tell") == first
+
+
+def test_tools_keep_the_state_of_their_own_episode_alone(folder: Path) -> None:
+    environment = load("verifiers:stock-room")
+    assert isinstance(environment, WithTurns)
+    assert [each["name"] for each in environment.functions] == ["room_tools_add", "room_tools_count"]
+    task = next(each for each in environment.tasks(16, 1) if each.verification_info["data"]["wanted"] == 2)
+    goods = task.verification_info["data"]["goods"]
+    add = FunctionCall("room_tools_add", {"goods": goods, "count": 1})
+    turns = [[add], [add, FunctionCall("room_tools_count"), FunctionCall("room_tools_add", {"count": "x"})], []]
+    for _ in range(2):  # nothing is left of the first episode
+        found = environment.answers(task, turns)
+        assert not isinstance(found, Unscorable)
+        texts = [[each.text for each in turn] for turn in found.turns]
+        assert not any(each.sure for turn in found.turns for each in turn)
+        assert texts[0] == [f"there are 1 {goods}"]
+        assert texts[1][:2] == [f"there are 2 {goods}", f'{{\n  "{goods}": 2\n}}']
+        assert texts[1][2].startswith("Error executing tool add: 2 validation errors")
+        assert texts[2] == []
+    call = f'<tool_call>{{"name": "room_tools_add", "arguments": {{"goods": "{goods}", "count": 1}}}}</tool_call>'
+    assert environment.score(task, TURN_END.join([call, call, "done"])) == Score(
+        1.0, "stock-room gives 1.5 (stocked 1, told 0.5)"
+    )
+    assert environment.score(task, TURN_END.join([call, "done"])).task_reward == 0.5 / 1.5
+
+
+REFUSED = {
+    "it has no Taskset": ("x = 1\n", "defines no `__all__`"),
+    "it raises when it is imported": ("1 / 0\n", "loading it raised ZeroDivisionError: division by zero"),
+    "it needs a module": ("import not_there\n", "loading it raised ModuleNotFoundError: "),
+    "no reward": (package().replace("@vf.reward", "@vf.metric"), "its tasks have no @vf.reward"),
+    "a runtime": (package().replace("trace: vf.Trace)", "trace: vf.Trace, runtime: vf.Runtime)"), "right wants a runtime"),
+    "a container": (package(more="NEEDS_CONTAINER = True"), "its tasks need a container"),
+    "a stop": (
+        package(more="@vf.stop\nasync def enough(self, trace: vf.Trace) -> bool:\n    return True\n"),
+        "enough of its task stops or changes turns",
+    ),
+    "a loop of its own": (
+        package().replace("__all__ = ['Set']", "class Own(vf.SingleAgentEnv):\n    pass\n\n__all__ = ['Set', 'Own']"),
+        "it has a loop of its own (Own)",
+    ),
+}  # fmt: skip
+
+
+WITHOUT_TASKS = {
+    "an empty task set": (package(load="return []"), "its task set is empty"),
+    "an endless task set": (
+        package(load="number = 0\nwhile True:\n    number += 1\n    yield One(Data(prompt=f'What is {number}?'), self.config.task)"),
+        "gives more than 50 tasks; one without an end sets INFINITE = True",
+    ),
+    "the same task twice": (package(load=f"{ONE} * 2"), "has 1 different tasks, and 2 are asked for"),
+    "a task set that raises": (package(load="raise OSError('no file')"), "its task set raised OSError: no file; nothing can be reached"),
+    "no prompt": (package(load="return [One(Data(), self.config.task)]"), "task 0 has no prompt"),
+    "an image": (package(load="return [One(Data(prompt='?', image='debian'), self.config.task)]"), "task 0 has image, so it needs a container"),
+    "a reward that raises": (package("raise KeyError('gone')"), "scoring raised KeyError: 'gone'"),
+    "a reward that is no number": (package("return float('nan')"), "scoring raised ValueError: its reward is nan (right nan)"),
+    "a reward that loops": (package("while True:\n    pass"), "scoring raised _TooLong: it takes more than 0.5 s of CPU time"),
+    "a reward that asks the network": (
+        package("import urllib.request\nreturn float(urllib.request.urlopen('http://127.0.0.1:9').status)"),
+        "nothing can be reached from a sandbox, and what another machine cannot score again is refused",
+    ),
+    "a judge in a reward": (
+        package("import openai\nclient = openai.AsyncOpenAI(base_url='http://127.0.0.1:9', api_key='x', max_retries=0)\n"
+                "await client.models.list()\nreturn 1.0"),
+        "what another machine cannot score again is refused",
+    ),
+    "a reward that counts": (package("counts.append(1)\nreturn len(counts) / 100", head="counts = []\n"),
+        "the same answer is scored as 0.01 and then as 0.02"),
+    "a hook that uses the runtime": (
+        package(more="async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:\n    await runtime.run(['ls'])\n"),
+        "scoring raised NeedsRuntime: the task uses the files and programs of a runtime",
+    ),
+}  # fmt: skip
+
+
+TRY_ALL = """
+import json, sys
+from shoal.rewards.parent import ParentLine, use_line
+import shoal.environments.verifiers_package as ours
+use_line(ParentLine(-1, -1))
+ours.MOST_TASKS, ours.TRIAL_SECONDS = 50, 0.5
+said = {}
+for name, count in json.load(sys.stdin).items():
+    try:
+        ours.VerifiersPackage(name).tasks(count, 0)
+        said[name] = "nothing"
+    except ValueError as error:
+        said[name] = str(error)
+print(json.dumps(said))
+"""
+"""All packages in one process without a sandbox, which takes a second and more to start: they are ours."""
+
+
+def test_what_cannot_be_scored_again_is_refused_in_a_line(tmp_path: Path) -> None:
+    cases = REFUSED | WITHOUT_TASKS
+    names = {what: f"case_{number}" for number, what in enumerate(cases)}
+    for what, name in names.items():
+        (tmp_path / f"{name}.py").write_text(cases[what][0])
+    places = [str(tmp_path), str(ROOT / "workloads"), *filter(None, [os.environ.get(FOLDERS_VARIABLE)])]
+    done = subprocess.run(
+        [sys.executable, "-c", TRY_ALL],
+        input=json.dumps({name: 2 if what == "the same task twice" else 1 for what, name in names.items()}),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said = json.loads(done.stdout.splitlines()[-1])
+    for what, name in names.items():
+        assert said[name].startswith(f"verifiers:{name}: "), (what, said[name])
+        assert cases[what][1] in said[name], what
+        assert "\n" not in said[name], what
+
+
+def test_a_reward_that_fails_for_an_answer_leaves_the_row_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reward = (
+        "if trace.last_reply == 'raise':\n    raise ValueError('two\\nlines')\n"
+        "if trace.last_reply == 'nan':\n    return float('nan')\nif trace.last_reply == 'reach':\n    open('/etc/shadow')\n"
+        "if trace.last_reply == 'loop':\n    while True:\n        pass\nif trace.last_reply == 'below':\n    return -2.0\n"
+        "if trace.last_reply == 'above':\n    return 7\nreturn 0.25\n"
+    )
+    environment = loaded(folder, package(reward))
+    (task,) = environment.tasks(1, 0)
+    for text, words in {
+        "raise": "scoring raised ValueError: two lines",
+        "nan": "its reward is nan",
+        "reach": "scoring raised ",
+    }.items():
+        found = environment.score(task, text)
+        assert isinstance(found, Unscorable)
+        assert words in found.reason
+        assert "\n" not in found.reason
+    monkeypatch.setattr(apart, "QUESTION_SECONDS", 1.0)
+    assert isinstance(environment.score(task, "loop"), EnvironmentBroke)
+    assert [environment.score(task, text).task_reward for text in ("below", "above", "else")] == [0.0, 1.0, 0.25]
+    other = task.model_copy(update={"verification_info": {"data": {"prompt": 1}}})
+    assert isinstance(environment.score(other, "x"), Unscorable)
+    assert isinstance(environment.score(Task(problem_id="0", task_type="verifiers", prompt="?"), "x"), Unscorable)
+
+
+WRONG = {
+    "": "a package's name is missing, at ''; allowed: PACKAGE[{SETTINGS}]",
+    "1sum": "a package's name is missing, at '1sum'",
+    "../sums": "a package's name is missing",
+    "sums{": "'{' behind sums is no JSON object",
+    "sums[1]": "'[1]' behind sums is no JSON object",
+    'sums{"id":"x"}': "sums must not set id",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_names_get_one_line(text: str) -> None:
+    with pytest.raises(BadPackageName, match=r"^verifiers: [^\n]*$") as refused:
+        parse_package(text)
+    assert WRONG[text] in str(refused.value)
+
+
+def test_a_missing_package_or_setting_is_named(folder: Path) -> None:
+    with pytest.raises(BadEnvironment, match="verifiers:riddles: there is no module riddles; install the package"):
+        load("verifiers:riddles")
+    with pytest.raises(BadEnvironment, match=r"verifiers:word_sums: loading it raised ValidationError: [^\n]*colour"):
+        load('verifiers:word_sums{"colour":1}')
+    with pytest.raises(ValueError, match=r"a package must be named: verifiers:PACKAGE"):
+        load("verifiers").tasks(1, 0)
+    metadata = folder / "given-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: given\nVersion: 1\nRequires-Dist: not-there>=2\n")
+    with pytest.raises(BadEnvironment, match="verifiers:given: it needs not-there>=2, which is not installed here"):
+        loaded(folder, package())
+
+
+def test_names_of_packages() -> None:
+    assert parse_package('My-Sums{"terms":3}') == NamedPackage("My-Sums", {"terms": 3})
+    assert parse_package("My-Sums").module == "my_sums"
+
+
+@given(st.text(alphabet='ab-_{}[]":1 \\./', max_size=30))
+def test_any_text_names_a_package_or_is_refused_in_a_line(text: str) -> None:
+    try:
+        named, line = parse_package(text), ""
+    except BadPackageName as error:
+        named, line = None, str(error)
+    assert named or re.fullmatch(r"verifiers: .*", line)
