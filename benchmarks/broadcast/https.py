@@ -154,7 +154,7 @@ def _figures(size: int, taken: dict[str, list[Taken]], in_memory: bool) -> dict[
         "links": "a veth pair and a bridge on one machine, wider than its processors can fill; no delay, no loss",
         "server": "one relay's nginx with tokens, TLS 1.3, a certificate of an authority made for the run",
         "memory": "touched before; files in memory" if in_memory else "touched before; files on disk",
-        "ours": "all of the client: documents, shards with their SHA-256, the SHA-256 of the whole, from the first request to the visible version",
+        "ours": "all of the client, from the first request to the visible version: documents, SHA-256 of shards, of which the version's is made",
         "peers": "shards into files, nothing hashed",
         "load_1_min": round(os.getloadavg()[0], 1),
         "cores": os.cpu_count(),

@@ -1,6 +1,9 @@
 """Relays that lie, drip or flood behind a good certificate: TLS vouches for the line and not for the relay."""
 
+import contextlib
+import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,12 +15,13 @@ from broadcast_peers import OddRelay
 from broadcast_run import SHARD, Keys, checkpoint
 
 from servers import Loopback
-from shoal.broadcast import download
+from shoal.broadcast import connections, download
 from shoal.broadcast.connections import GATHER_BYTES
 from shoal.broadcast.download import BrokenOff, Downloader, SourceFailed
 from shoal.broadcast.parts import FilePart
 from shoal.broadcast.transfer import TransferOutcome
 from shoal.contracts import keys
+from shoal.storage.checkpoint_files import ShardPlace
 
 SHARD_1 = keys.version_shard(7, 1)
 VERSION_BYTES = sum(len(data) for data in checkpoint(7).values())
@@ -139,6 +143,48 @@ def test_a_stream_that_drips_ends_at_its_deadline(
     source.rate = 1000
     with pytest.raises(SourceFailed, match="did not arrive by its deadline; slower than 64 KiB/s"):
         downloader.shard(source.url, SHARD_1, SHARD, FilePart(tmp_path / "part"), lambda _: None)
+
+
+def test_a_handshake_that_drips_ends_with_the_deadline_of_the_connection(
+    loopback: Loopback, downloader: Downloader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte of a record that never ends comes well before the timeout of one read."""
+    monkeypatch.setattr(connections, "CONNECT_SECONDS", 0.5)
+    over = threading.Event()
+
+    def drip() -> None:
+        line, _ = server.accept()
+        with line, contextlib.suppress(OSError):
+            for byte in b"\x16\x03\x03\x40\x00\x02\x00\x3f\x00" + bytes(16 << 10):
+                line.send(bytes([byte]))
+                if over.wait(0.05):
+                    return
+
+    with socket.create_server((loopback.address(), 0)) as server:
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        address, port = server.getsockname()
+        with pytest.raises(SourceFailed, match="TimeoutError"):
+            downloader.document(f"https://{address}:{port}", "x.json", 10)
+        over.set()
+        thread.join(10)
+
+
+def test_a_certificate_of_another_authority_is_no_source(secure: Relays, run_keys: Keys, published: Published) -> None:
+    stranger = ssl.create_default_context(cadata=Authority("another authority").pem.decode())
+    with pytest.raises(SourceFailed, match="certificate verify failed"):
+        Downloader(run_keys.token, tls=stranger).document(secure().url, keys.version_open(7), 10_000)
+
+
+def test_a_received_byte_is_hashed_once(client: Client, secure: Relays, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checked on its way into its place; 65 GB were once read again at the end."""
+
+    def again(*_: object) -> None:
+        raise AssertionError("a shard was read again")
+
+    monkeypatch.setattr(ShardPlace, "feed", again)
+    assert client.fetch([secure()]) is TransferOutcome.SEALED
+    assert client.files() == checkpoint(7)
 
 
 def test_a_stream_that_falls_silent_ends_after_a_while(

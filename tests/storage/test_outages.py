@@ -12,6 +12,7 @@ from proxies import Proxy
 from servers import Loopback
 from shoal.contracts.recipe import S3Storage
 from shoal.storage import NotFound, Store, StoreUnavailable
+from shoal.storage import store as store_module
 from shoal.storage.store import open_folder, open_s3
 
 
@@ -134,6 +135,53 @@ def flaky(s3: S3, loopback: Loopback) -> Iterator[tuple[Proxy, Store]]:
     spec: S3Storage = s3.spec.model_copy(update={"endpoint": proxy.url})
     yield proxy, open_s3(spec, f"{s3.prefix}/run", s3.server.access_key, s3.server.secret_key, deadline_seconds=30)
     proxy.close()
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Bytes of each part of an upload, one of which is on its way at a time; the least that S3 takes."""
+    monkeypatch.setattr(store_module, "CHUNK_BYTES", 5 << 20)
+    monkeypatch.setattr(store_module, "UPLOADS", 1)
+    return 5 << 20
+
+
+def test_an_upload_longer_than_the_deadline_outlives_one_fault_near_its_end(
+    flaky: tuple[Proxy, Store], small_parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state of 25 GB a rank took twelve minutes, and one 503 in its last part ended the trainer."""
+    proxy, store = flaky
+    monkeypatch.setattr(store, "_deadline_seconds", 4.0)
+    tries = 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal tries
+        tries += 1
+        for number in range(4):
+            if tries == 1 and number == 3:
+                time.sleep(4.5)
+                proxy.losing = 1
+            yield bytes([number]) * small_parts
+
+    store.put_chunks("state", chunks, 4 * small_parts)
+    assert tries == 2
+    assert store.sha256("state")[1] == 4 * small_parts
+
+
+def test_an_upload_that_never_gets_further_ends_at_the_deadline(
+    flaky: tuple[Proxy, Store], small_parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, store = flaky
+    monkeypatch.setattr(store, "_deadline_seconds", 2.0)
+
+    def chunks() -> Iterator[bytes]:
+        for number in range(9):
+            if number == 2:
+                proxy.losing = 1 << 20
+            yield bytes(small_parts)
+        raise AssertionError("the store took all of it")
+
+    with pytest.raises(StoreUnavailable, match=r"cannot write state: the s3 store did not answer for \d+ s"):
+        store.put_chunks("state", chunks, 9 * small_parts)
 
 
 @pytest.mark.parametrize("answers_lost", [1, 2, 3])

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from tenacity import RetryCallState, Retrying, retry_if_exception, retry_if_exception_type, stop_before_delay
+from tenacity import RetryCallState, Retrying, retry_if_exception, retry_if_exception_type
 
 JITTER = 0.5
 """Share of a delay that is random: clients that failed together do not come back together."""
@@ -55,6 +55,7 @@ def retrying(
     say: Callable[[BaseException, float], None] = lambda error, waited: None,
     asked: Callable[[BaseException], float | None] = lambda error: None,
     pause: Callable[[float], None] = time.sleep,
+    news: Callable[[], float] | None = None,
 ) -> Retrying:
     """What a call is made with that may fail for a while: `retrying(...)(call)` gives its answer. May be used by several threads at once.
 
@@ -62,12 +63,17 @@ def retrying(
         on: the errors after which another try may help; any other one goes through.
         backoff: how long to wait; its count is not touched.
         deadline_seconds: no try begins later than this after the first one; 0 is a single try.
-        give_up: makes the error that is raised at the deadline, from the last error and the seconds that went by; it says what was waited for.
+        give_up: makes the error that is raised at the deadline, from the last error and the seconds without `news`; it says what was waited for.
             None: the last error itself is raised.
         say: told of each failure that is followed by another try, as `give_up` is.
         asked: how long the other side asked to wait, instead of our own pause; None where it said nothing.
         pause: how to wait; it may raise, to end the waiting.
+        news: when (monotonic seconds) the call last got on; the deadline counts from then. None: from the start.
     """
+
+    def waited(state: RetryCallState) -> float:
+        assert state.outcome_timestamp is not None
+        return state.outcome_timestamp - max(state.start_time, news() if news is not None else 0.0)
 
     def wait(state: RetryCallState) -> float:
         asked_seconds = asked(_error(state))
@@ -75,14 +81,14 @@ def retrying(
 
     def end(state: RetryCallState) -> None:
         assert give_up is not None
-        raise give_up(_error(state), state.seconds_since_start or 0.0) from _error(state)
+        raise give_up(_error(state), waited(state)) from _error(state)
 
     return Retrying(
         sleep=pause,
-        stop=stop_before_delay(deadline_seconds),
+        stop=lambda state: waited(state) + state.upcoming_sleep >= deadline_seconds,
         wait=wait,
         retry=retry_if_exception(on) if callable(on) else retry_if_exception_type(on),
-        before_sleep=lambda state: say(_error(state), state.seconds_since_start or 0.0),
+        before_sleep=lambda state: say(_error(state), waited(state)),
         retry_error_callback=end if give_up is not None else None,
         reraise=True,
     )

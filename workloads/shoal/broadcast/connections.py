@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from urllib.parse import urlsplit
 
+from shoal.broadcast.tls_socket import RECORD_BYTES, TlsSocket
+
 CONNECT_SECONDS = 3.0
 GATHER_BYTES, GATHER_SECONDS = 512 << 10, 0.25
 """A link brings a few packets at a time. Taking each at once costs more CPU time than all the rest. The kernel wakes us at a
 low-water mark (SO_RCVLOWAT), or after this time, so that the pace of a slow link is known."""
-TLS_RECORD_BYTES = 16 << 10
-"""The longest record of TLS (RFC 8446, section 5.1). The TLS layer may have taken part of one from the kernel, which then cannot count it."""
 Place = tuple[str, str, int]
 
 
@@ -85,7 +85,7 @@ class Exchange:
         raw, patience = self._socket, self._socket.gettimeout()
         ready = select.poll()
         ready.register(raw, select.POLLIN)
-        low_water, ahead = 1, TLS_RECORD_BYTES if isinstance(raw, ssl.SSLSocket) else 0
+        low_water, ahead = 1, RECORD_BYTES if isinstance(raw, TlsSocket) else 0
         heard = time.monotonic()
         raw.settimeout(0)
         try:
@@ -94,7 +94,7 @@ class Exchange:
                 if wanted != low_water:
                     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
                     low_water = wanted
-                if not (isinstance(raw, ssl.SSLSocket) and raw.pending()):
+                if not isinstance(raw, TlsSocket) or raw.drained:
                     ready.poll(GATHER_SECONDS * 1000)
                 count, ended = _take(raw, buffer[: answer.length])
                 answer.length -= count
@@ -113,8 +113,7 @@ class Exchange:
     def break_off(self) -> None:
         """Wake whoever reads from this connection, with its end."""
         try:
-            # Not `SSLSocket.shutdown`, after which the thread that reads would be given encrypted bytes.
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it has ended by itself
 
@@ -136,9 +135,23 @@ def _take(raw: socket.socket, buffer: memoryview) -> tuple[int, bool]:
             if not more:
                 return count, True
             count += more
-    except (BlockingIOError, ssl.SSLWantReadError):
+    except BlockingIOError:
         pass
     return count, False
+
+
+class SecureConnection(http.client.HTTPConnection):
+    """Over TLS, to the host that its certificate names."""
+
+    default_port = http.client.HTTPS_PORT
+
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext) -> None:
+        super().__init__(host, port, timeout=CONNECT_SECONDS)
+        self._trusted = tls
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock = TlsSocket(self.sock, self._trusted, self.host)
 
 
 class Connections:
@@ -194,12 +207,11 @@ class Connections:
 
     def _connect(self, place: Place) -> http.client.HTTPConnection:
         scheme, host, port = place
-        if scheme == "https":
-            secure = http.client.HTTPSConnection(
-                host, port, timeout=CONNECT_SECONDS, context=self._tls or ssl.create_default_context()
-            )
-            return self._connected(secure)
-        return self._connected(http.client.HTTPConnection(host, port, timeout=CONNECT_SECONDS))
+        if scheme == "http":
+            return self._connected(http.client.HTTPConnection(host, port, timeout=CONNECT_SECONDS))
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._connected(SecureConnection(host, port, self._tls))
 
     def _connected(self, connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
         connection.connect()

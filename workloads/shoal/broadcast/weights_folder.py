@@ -182,7 +182,7 @@ class FolderTarget:
         if placed is not None:
             placed.close_for_good()  # it may be another thread's, which lost
         if placed is part:
-            self._assembler.placed(index)
+            self._assembler.placed(index, bytes.fromhex(signed.document.sha256))
         else:
             assert isinstance(part, FilePart)
             self._assembler.put(signed.document, part.path.read_bytes())

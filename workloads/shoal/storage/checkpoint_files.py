@@ -99,10 +99,13 @@ class Assembler:
         return ShardPlace(self._partial, extents(self.record, index))
 
     def placed(self, index: int, digest: bytes | None = None) -> None:
-        """Shard `index` is in its place and was checked; may be said again of a shard whose bytes were replaced. `digest`: its own, if known."""
+        """Shard `index` is in its place and was checked; may be said again of a shard whose bytes were replaced.
+
+        `digest`: SHA-256 of its bytes, if known. It is not read again then, where the version's digest is that of its shards.
+        """
         with self._lock:
             self._digests.pop(index, None)
-            if digest is not None:
+            if digest is not None and self.record.digest_of is not None:
                 self._digests[index] = digest
             if index in self._done and index <= self._hashed:
                 self._hashed, self._running = 0, hashlib.sha256()

@@ -2,11 +2,13 @@
 
 Built on obstore, which gives both backends atomic puts and create-if-absent. What is added here: keys relative to one run, refusal of odd keys, and
 retries. A store that is away (network, 5xx, a folder that vanished) is asked again with growing pauses, until `deadline_seconds`;
-then `StoreUnavailable` says what was waited for and how long. A missing key and a lost race are answers, not errors, and are never retried.
+then `StoreUnavailable` says what was waited for and how long. The deadline of an upload counts from the last part that got further than any
+before: it may take hours, and ends when the store takes no more. A missing key and a lost race are answers, not errors, and are never retried.
 """
 
 import hashlib
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -152,15 +154,23 @@ class Store:
         """Write an object from a file, in parts when it is large; raises FileNotFoundError when there is no such file."""
         if not path.is_file():
             raise FileNotFoundError(f"cannot write {key}: there is no file {path}")
-        self._call(f"write {key}", key, lambda full: obstore.put(self._backend, full, path))
+        size = path.stat().st_size
+        if size <= CHUNK_BYTES:
+            self._call(f"write {key}", key, lambda full: obstore.put(self._backend, full, path))
+        else:
+            self.put_chunks(key, lambda: _chunks(path), size)
 
     def put_chunks(self, key: str, chunks: Callable[[], Iterable[bytes | bytearray]], size: int) -> None:
         """Write an object of `size` bytes, at least one, from what `chunks` gives, in parts as it comes; each try calls it again."""
         part = max(CHUNK_BYTES, -(-size // MAX_PARTS))
+        progress = Progress(UPLOADS * part)
         self._call(
             f"write {key}",
             key,
-            lambda full: obstore.put(self._backend, full, iter(chunks()), chunk_size=part, max_concurrency=UPLOADS),
+            lambda full: obstore.put(
+                self._backend, full, progress.through(chunks()), chunk_size=part, max_concurrency=UPLOADS
+            ),
+            progress,
         )
 
     def create(self, key: str, data: bytes) -> bool:
@@ -261,8 +271,8 @@ class Store:
             raise BadKey(f"object key {key[:80]!r} is not of the form name/name: letters, digits, '.', '_' and '-'")
         return f"{self._prefix}/{key}" if self._prefix else key
 
-    def _call(self, what: str, key: str, action: Callable[[str], Answer]) -> Answer:
-        """Run `action` on the full key, again and again while the store is away, until the deadline."""
+    def _call(self, what: str, key: str, action: Callable[[str], Answer], progress: "Progress | None" = None) -> Answer:
+        """Run `action` on the full key, again and again while the store is away, until the deadline after the start or the last `progress`."""
         full = self._full(key)
 
         def once() -> Answer:
@@ -293,6 +303,7 @@ class Store:
             (BaseError, OSError),
             PAUSES,
             deadline_seconds=self._deadline_seconds,
+            news=(lambda: progress.at) if progress is not None else None,
             give_up=lambda error, waited: StoreUnavailable(
                 f"cannot {what}: the {self.kind} store did not answer for {waited:.0f} s; last error: {_short(error)}"
             ),
@@ -313,6 +324,30 @@ class Store:
                 return missing
             self._bucket_seen = True
         return None
+
+
+class Progress:
+    """When an upload, over all tries of it, last got further than before."""
+
+    def __init__(self, ahead: int) -> None:
+        """`ahead`: bytes that are taken from us before the store has any."""
+        self.at = 0.0  # monotonic
+        self._furthest = ahead
+
+    def through(self, chunks: Iterable[bytes | bytearray]) -> Iterator[bytes | bytearray]:
+        """The same chunks, of one try."""
+        taken = 0
+        for chunk in chunks:
+            taken += len(chunk)
+            if taken > self._furthest:
+                self._furthest, self.at = taken, time.monotonic()
+            yield chunk
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
 
 
 def open_store(config: RunConfig, *, deadline_seconds: float = 120.0) -> Store:
