@@ -1,8 +1,8 @@
 """Which rows the engine decodes: those of several leases in one batch, the oldest lease first, and of a lease the longest first. Pure.
 
 In: leases with their planned rows, completions as they end, the time. Out: rows to start, leases that are whole, leases to give up. All rows in the
-engine are of one version: whoever feeds this (`generation`) adds no lease of another while any runs, or takes the rows out and has them go on under
-the next (`cut`). A turn costs time in the order of the rows that
+engine are of one version: whoever feeds this (`generation`) adds no lease of another while any runs. Or it takes the rows out, and has them go on
+under the next (`cut`). A turn costs time in the order of the rows that
 start; looking whether a lease can be finished while leaving costs that of all rows, a thousand at most.
 """
 

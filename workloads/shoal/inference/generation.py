@@ -8,8 +8,8 @@ Rows are of one version. When the desk has a newer one for the next lease it fet
 comes later can keep a version from being loaded. What an emptying engine loses is known from the last time. While the run's step still accepts
 its version, the next swap waits until it costs a small part of the time at most (`SWAP_SHARE`).
 
-In a run whose rows may be of several versions (ADR 0108) nothing waits. As soon as a newer version is there that the steps of all leases accept,
-the rows are taken out of the engine and go on under it, with their prefixes computed again.
+In a run whose rows may be of several versions (ADR 0108) nothing waits for a newer one that the steps of all leases accept. The rows are taken out
+of the engine at once and go on under it, with their prefixes computed again.
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -155,7 +155,7 @@ class File:
 
     @cached_property
     def versions(self) -> list[int]:
-        """The versions of its tokens, ascending; one, but for a file with segments."""
+        """The versions of its tokens, ascending; one, except for a file with segments."""
         return versions_of(self.rows)
 
 
