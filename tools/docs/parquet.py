@@ -13,7 +13,7 @@ from shoal.contracts.task_table import TASKS_SCHEMA
 ROLLOUTS = {
     "run": "name of the run",
     "step": "rollout step that the file is for",
-    "policy_version": "version that sampled the row; one file, one version",
+    "policy_version": "version that sampled the rows; of several in a file the oldest",
     "node": "public key of the node, 64 hex digits",
     "submission": "number of the submission, leased by the orchestrator",
     "problem_id": "problem in the task table",
