@@ -2,7 +2,8 @@
 
 The engine is a clock at the speed of four H100 with a 32B model and the paper's lengths; planning, filling, swapping and giving up are the
 product's own (`fleet`). `steady` has one version and an endless step, `run` steps of the paper's size with versions that come. Each is compared
-with one lease at a time. `--killed` measures `tokens_lost_share` alone and keeps the other figures.
+with one lease at a time. `--killed` measures `tokens_lost_share` alone and keeps the other figures; `--inflight` does so with `inflight`: the same
+run where rows go on under newer weights (`rollouts.versions: Several`), beside one whose rows are of one version.
 """
 
 import argparse
@@ -31,6 +32,7 @@ SETTINGS = {
     "steady_64_slots_mixed": replace(STEADY, means=(2_000.0, 4_000.0, 8_000.0, 16_000.0)),
     "run_64_slots": PAPER,
 }
+INFLIGHT = {"run_64_slots": PAPER, "run_128_slots": replace(PAPER, slots=128, rows=128, groups=256)}
 KILLED_HOURS = 0.5
 KILLED = {
     f"mean_{mean:.0f}_{signal.lower()}_{'whole_leases' if seconds is None else f'parts_{seconds}_s'}": Killed(
@@ -46,6 +48,27 @@ KILLED = {
 def killed_shares() -> dict[str, float]:
     """`tokens_lost_share` of each, some seconds."""
     return {name: lost_share(each, KILLED_HOURS) for name, each in KILLED.items()}
+
+
+def inflight(hours: float) -> dict[str, Any]:
+    """Each run with rows of several versions beside the same with rows of one; a minute or two. Newer versions in the engine are seen by `idle`."""
+    found = {}
+    for name, setting in INFLIGHT.items():
+        with ProcessPoolExecutor(max_workers=2, mp_context=get_context("fork")) as processes:  # metrics are a process's
+            both = [
+                processes.submit(simulate, replace(setting, several=each), hours, WARM_UP_HOURS)
+                for each in (True, False)
+            ]
+            several, one = (each.result() for each in both)
+        found[name] = {
+            "setting": asdict(replace(setting, several=True)),
+            **asdict(several),
+            "tokens_ratio_to_one_version": several.tokens_a_second / one.tokens_a_second,
+            "accepted_tokens_ratio_to_one_version": accepted(several) / accepted(one),
+            "one_version": asdict(one),
+        }
+        print(name, found[name]["slot_occupancy"], found[name]["tokens_ratio_to_one_version"], flush=True)
+    return found
 
 
 def compared(setting: Setting, found: Found, one: Found) -> dict[str, Any]:
@@ -68,7 +91,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hours", type=float, default=HOURS, help="of virtual time, the first of them to warm up")
     parser.add_argument("--killed", action="store_true", help="only what is lost of workers that are killed")
+    parser.add_argument("--inflight", action="store_true", help="only rows of several versions beside those of one")
     asked = parser.parse_args()
+    if asked.inflight:
+        document = json.loads(RESULT.read_text()) | {"inflight": inflight(asked.hours)}
+        RESULT.write_text(json.dumps(document, indent=1) + "\n")
+        return
     if asked.killed:
         document = json.loads(RESULT.read_text()) | {"tokens_lost_share": killed_shares()}
         RESULT.write_text(json.dumps(document, indent=1) + "\n")
@@ -94,6 +122,7 @@ def main() -> None:
         "engine_idle_share": run["engine_idle_share"],
         "expired_share": run["expired_share"],
         "tokens_lost_share": killed_shares(),
+        "inflight": inflight(asked.hours),
         "lengths": {"mean": MEAN_TOKENS, "limit": LIMIT_TOKENS, "spread": SPREAD, "stride": STRIDE},
         "hours": asked.hours,
         "found": found,

@@ -34,6 +34,8 @@ def length_of(seed: int, mean: float = MEAN_TOKENS, stride: int = STRIDE, limit:
 class _Row:
     length: int
     done: int = 0
+    had: int = 0
+    """Of `done`: before the last swap."""
 
 
 @dataclass
@@ -55,6 +57,8 @@ class ClockEngine:
     """Strides of the longest completion."""
     now: float = 0.0
     tokens: int = 0
+    prefill_seconds: float = 0.0
+    """Of each token of a row that goes on behind a swap."""
     rows: dict[str, _Row] = field(default_factory=dict)
     count: int = 0
 
@@ -62,9 +66,12 @@ class ClockEngine:
         if len(self.rows) >= self.sequences:
             raise RuntimeError("more rows were started than the engine has slots")
         self.count += 1
-        self.rows[str(self.count)] = _Row(
-            length_of(request.seed, self.means[request.seed % len(self.means)], self.stride, self.limit)
-        )
+        had = (
+            len(request.prompt_tokens) - 1 if self.prefill_seconds else 0
+        )  # strides: a row that begins has a prompt of one
+        length = length_of(request.seed, self.means[request.seed % len(self.means)], self.stride, self.limit)
+        self.rows[str(self.count)] = _Row(length, had, had)
+        self.now += self.prefill_seconds * self.stride * had
         return str(self.count)
 
     def step(self) -> list[tuple[str, Completion]]:
@@ -77,10 +84,20 @@ class ClockEngine:
             if row.done >= row.length:
                 del self.rows[name]
                 ended.append(
-                    (name, Completion([0] * row.length, [], "length" if row.length == self.limit else "stop", b""))
+                    (
+                        name,
+                        Completion(
+                            [0] * (row.length - row.had), [], "length" if row.length == self.limit else "stop", b""
+                        ),
+                    )
                 )
         self.tokens += self.stride * (len(self.rows) + len(ended))
         return ended
+
+    def cut(self) -> list[tuple[str, Completion]]:
+        """All that run, each with its strides since the last swap."""
+        rows, self.rows = self.rows, {}
+        return [(name, Completion([0] * (row.done - row.had), [], "cut", b"")) for name, row in rows.items()]
 
     def abort(self, names: Collection[str]) -> None:
         for name in names:

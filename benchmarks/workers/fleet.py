@@ -26,7 +26,7 @@ from shoal.inference.lease_desk import LeaseDesk
 from shoal.inference.rollouts import PlannedRow
 from shoal.inference.weights import VersionOnDisk
 from shoal.orchestrator.work import allocation, step_counter
-from shoal.planner.rates import FILE_BYTES_A_TOKEN
+from shoal.planner.rates import FILE_BYTES_A_TOKEN, TRAINING_SHARE
 
 ASYNC_LEVEL, STEPS = 2, 1_000
 GROUP = 16
@@ -36,6 +36,8 @@ SCORE_SECONDS, CHECK_SECONDS = 5.0, 60.0
 UPLINK_BYTES_A_SECOND = 100e6 / 8
 SWAP_SECONDS = 15.0
 """65 GB from a local disk by four ranks; far above what a tiny model takes (inference.json)."""
+PREFILL_SECONDS = 2 * 32.8e9 / (4 * 989e12 * TRAINING_SHARE)
+"""A token of a prefix that is computed again: 2 operations a parameter, on four H100."""
 BROADCAST_SECONDS = 14 * 60.0
 """Paper, section 4.2: a version's way to the workers."""
 IDLE_SECONDS = 0.5
@@ -69,6 +71,8 @@ class Setting:
     train: float = 600.0
     means: tuple[float, ...] = (MEAN_TOKENS,)
     swaps: bool = True
+    several: bool = False
+    """Rows go on under newer weights."""
 
 
 @dataclass
@@ -186,7 +190,7 @@ class ClockWorker:
         self._number = number
         self._setting = setting
         self._run = orchestrator
-        self.engine = ClockEngine(setting.slots, setting.means)
+        self.engine = ClockEngine(setting.slots, setting.means, prefill_seconds=PREFILL_SECONDS)
         self._uploads: list[tuple[float, RunningLease]] = []
         self._line_free = 0.0
         self._desk_due = 0.0
@@ -198,6 +202,7 @@ class ClockWorker:
             plan=self._plan,
             failed=lambda lease, error: None,
             wake=lambda: None,
+            several=setting.several,
         )
         self.generation = Generation(
             self.engine,
@@ -209,6 +214,10 @@ class ClockWorker:
             given_up=self._given_up,
             handing_in=lambda: [lease.given.lease.lease for _, lease in self._uploads],
             clock=lambda: self.engine.now,
+            several=setting.several,
+        )
+        self.generation.batch.segment_tokens = (
+            1  # a stride is two proofs long: what is cut off is less than the clock shows
         )
 
     def turn(self) -> None:

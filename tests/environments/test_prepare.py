@@ -17,6 +17,7 @@ from shoal.contracts.pools import PoolTerms
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.recipe import GeneratedModel, LengthReward, ModelSource, Recipe, TaskSource
 from shoal.contracts.run import Prepared, RunConfig
+from shoal.contracts.settings import Rollouts
 from shoal.contracts.task_table import read_tasks
 from shoal.contracts.tasks import tasks_digest
 from shoal.environments import digest, generated_model, proof_calibration
@@ -211,6 +212,11 @@ class OtherEnvironment:
 
 def test_continuations_in_an_environment_with_tools_are_refused(store: Store, tmp_path: Path) -> None:
     tools = config(tasks=TaskSource(environment="tool", count=8), recipe=Recipe(algorithm=Algorithm(vineppo=VinePpo())))
+    several = config(tasks=TaskSource(environment="tool", count=8), rollouts=Rollouts(versions="Several"))
+    with pytest.raises(
+        CannotPrepare, match=r"rollouts\.versions: environment tool has tools, and rows with calls are of one"
+    ):
+        prepare(several, store, tmp_path / "several")
     with pytest.raises(CannotPrepare, match=r"algorithm\.vineppo: environment tool has tools"):
         prepare(tools, store, tmp_path / "scratch")
     assert not list(store.list("tasks/"))

@@ -3,12 +3,14 @@ results.json.
 
 Started by `tiny_policy.run_engine`. Commands: start (folder, settings), generate (requests, stop_after decoding steps), join (requests),
 continue (folder of the tokenizer: the continuations of what was generated last, as `tiny_policy.PUBLIC_VINE` has them),
+cut (requests, stop_after decoding steps, folder of the weights that they go on under, version of the first),
 swap (folder), preemptions (how many there were), version (found).
 """
 
 import base64
 import json
 import sys
+import time
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -18,10 +20,12 @@ import tiny_policy
 from transformers import AutoTokenizer
 
 from shoal.contracts.pools import EngineSettings
+from shoal.inference.batch import RunningLease
 from shoal.inference.checkpoint import read_checkpoint
 from shoal.inference.completions import Completion
 from shoal.inference.engine import Engine, GenerationStoppedError
-from shoal.inference.rollouts import plan_continuations
+from shoal.inference.generation import Generation
+from shoal.inference.rollouts import PlannedRow, plan_continuations
 
 
 class PREEMPTED:
@@ -82,6 +86,35 @@ def join(engine: Engine, command: dict[str, Any]) -> list[dict[str, Any]]:
     return [completion_json(made[name]) for name in names]
 
 
+def cut(engine: Engine, command: dict[str, Any]) -> list[dict[str, Any]]:
+    """Completions of requests that go on under other weights after some steps, by the product's own loop; the prefixes are computed again."""
+    planned = [
+        PlannedRow(tiny_policy.TASKS[0], 0, number, None, tiny_policy.request_of(request))
+        for number, request in enumerate(command["requests"])
+    ]
+    loaded, newer = (tiny_policy.on_disk(command["version"] + more, Path(command["folder"])) for more in (0, 1))
+    desk = tiny_policy.OneLease(planned, loaded)
+    done: list[RunningLease] = []
+    loop = Generation(
+        engine,
+        desk,
+        desk,
+        loaded,
+        swap=lambda policy: engine.swap(read_checkpoint(policy.folder)),
+        finished=done.append,
+        given_up=lambda lease, reason, error: None,
+        handing_in=list,
+        clock=time.monotonic,
+        several=True,
+    )
+    for turn in count():
+        if done:
+            return [completion_json(completion) for completion in done[0].completions]
+        if turn == command["stop_after"]:
+            desk.newest = newer
+        loop.turn()
+
+
 def main(folder: Path) -> None:
     count_preemptions()
     results: list[Any] = []
@@ -91,12 +124,16 @@ def main(folder: Path) -> None:
                 checkpoint = read_checkpoint(Path(command["folder"]))
                 settings = EngineSettings(**command.get("settings", {}))
                 length = command.get("length", 128)
-                engine = Engine(checkpoint, max_sequence_length=length, batch=16, settings=settings)
+                engine = Engine(
+                    checkpoint, max_sequence_length=length, batch=16, settings=settings, cuts=command.get("cuts", False)
+                )
                 results.append(None)
             case "generate":
                 results.append(generate(engine, command))
             case "join":
                 results.append(join(engine, command))
+            case "cut":
+                results.append(cut(engine, command))
             case "continue":
                 tokenizer = AutoTokenizer.from_pretrained(command["folder"])
                 completions = [Completion(**(one | {"proofs": base64.b64decode(one["proofs"])})) for one in results[-1]]

@@ -59,7 +59,7 @@ class Tools:
 class World:
     """A desk with leases in a list, tools whose answers the test gives, and what the loop reports."""
 
-    def __init__(self) -> None:
+    def __init__(self, several: bool = False) -> None:
         self.engine = ClockEngine(SLOTS, (MEAN,))
         self.leases: list[PlannedLease] = []
         self.info: StepInfo | None = None
@@ -71,6 +71,7 @@ class World:
         self.lost: list[tuple[int, str]] = []
         self.loaded: list[int] = []
         self.handing_in = 0
+        self.newest: VersionOnDisk | None = None
         self.loop = Generation(
             self.engine,
             self,
@@ -81,6 +82,7 @@ class World:
             given_up=lambda lease, reason, error: self.lost.append((lease.given.lease.submission, reason)),
             handing_in=lambda: [str(number) for number in range(self.handing_in)],
             clock=lambda: self.engine.now,
+            several=several,
         )
 
     def _swap(self, new: VersionOnDisk) -> None:
@@ -191,6 +193,75 @@ def test_weights_are_swapped_behind_the_last_row_of_the_older_however_many_lease
     world.until(6)
     assert world.loaded == [4]
     assert [lease.given.policy.version for lease in world.done] == [3, 4, 4, 4, 4, 4]
+
+
+def segments(world: World) -> list[list[tuple[int, int]]]:
+    return [list(made.segments) for lease in world.done for made in lease.completions]
+
+
+def test_rows_go_on_under_newer_weights_from_their_last_whole_proof() -> None:
+    world = World(several=True)
+    world.loop.batch.segment_tokens = 4
+    world.engine.prefill_seconds = 1e-9  # so that the clock lets a row go on where it was
+    seeds = [seed for seed in range(1000) if length(seed) > 12][:SLOTS]
+    world.lease(0, [*seeds, seeds[0]])
+    for _ in range(7):
+        world.loop.turn()
+    world.newest = policy(4)
+    world.loop.turn()
+    assert world.loaded == [4]
+    assert world.running() == [SLOTS]  # at once, with none that waited in their place
+    world.until(1)
+    assert segments(world) == [*[[(3, 0), (4, 4)]] * SLOTS, [(4, 0)]]
+    assert [made.sampled for made in world.done[0].completions] == [length(seed) for seed in [*seeds, seeds[0]]]
+    assert not world.loop.batch.leases
+
+
+def test_rows_that_have_no_whole_proof_begin_again() -> None:
+    world = World(several=True)
+    world.engine.prefill_seconds = 1e-9
+    world.lease(0, [seed for seed in range(1000) if length(seed) > 12][:SLOTS])
+    for _ in range(5):
+        world.loop.turn()
+    world.newest = policy(4)
+    world.until(1)
+    assert segments(world) == [[(4, 0)]] * SLOTS
+
+
+def test_no_row_goes_on_under_a_version_that_its_step_does_not_accept_or_an_older_one() -> None:
+    world = World(several=True)
+    world.lease(0, [seed for seed in range(1000) if length(seed) > 12][:SLOTS])
+    world.loop.turn()
+    for number in (5, 2):  # the lease is for step 4
+        world.newest = policy(number)
+        world.loop.turn()
+    assert world.loaded == []
+    world.until(1)
+    assert segments(world) == [[(3, 0)]] * SLOTS
+
+
+def test_a_lease_that_was_planned_before_a_swap_takes_no_older_weights_back() -> None:
+    world = World(several=True)
+    world.most = 3
+    world.lease(0, [1, 2])
+    world.loop.turn()
+    world.newest = policy(4)
+    world.loop.turn()
+    world.lease(1, [3], version=3)
+    world.loop._desk = world
+    world.wish = Wish(policy(3), False, False)
+    world.until(2)
+    assert world.loaded == [4]
+
+
+def test_where_rows_are_of_one_version_a_newer_one_waits() -> None:
+    world = World()
+    world.lease(0, [1, 2])
+    world.loop.turn()
+    world.newest = policy(4)
+    world.until(1)
+    assert world.loaded == []
+    assert segments(world) == [[], []]
 
 
 def test_what_an_emptying_engine_cost_puts_off_the_next_swap() -> None:

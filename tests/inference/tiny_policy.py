@@ -27,11 +27,15 @@ from shoal.contracts.protocol import Lease, StepInfo
 from shoal.contracts.recipe import LengthReward, ProofThresholds, Sampling
 from shoal.contracts.run import PublicRun
 from shoal.contracts.vine import VineSettings
+from shoal.contracts.weights import WeightsManifest
 from shoal.environments import digest
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.prompts import prompt_tokens
+from shoal.inference.batch import PlannedLease, Row
 from shoal.inference.completions import Completion, Request
+from shoal.inference.generation import Wish
 from shoal.inference.rollouts import PlannedRow, plan_submission
+from shoal.inference.weights import VersionOnDisk
 from shoal.sampling import draw
 
 EOS = 1
@@ -162,6 +166,40 @@ class EngineRun:
         return [[_completion(item) for item in answer] if isinstance(answer, list) else answer for answer in answers]
 
 
+def on_disk(version: int, folder: Path) -> VersionOnDisk:
+    """A version whose weights lie in `folder`; its digest is its number."""
+    manifest = WeightsManifest(
+        run="tiny", version=version, model="m", sha256=f"{version:064x}", open_digest="0" * 64, shards=["0" * 64]
+    )
+    return VersionOnDisk(version, folder, manifest)
+
+
+class OneLease:
+    """A desk that has one lease, and the newest version that the test says; none of its rows asks a tool."""
+
+    info = None
+    most, shortage = 1, "no-lease"
+
+    def __init__(self, planned: Sequence[PlannedRow], policy: VersionOnDisk) -> None:
+        self.newest: VersionOnDisk | None = None
+        self._ready: PlannedLease | None = PlannedLease(
+            LEASE, WORK, PUBLIC, policy, planned, None, given=0.0, ends=1e9, life=1e9
+        )
+
+    def want(self, wish: Wish | None) -> None:
+        pass
+
+    def take(self) -> PlannedLease | None:
+        ready, self._ready = self._ready, None
+        return ready
+
+    def ask(self, row: Row) -> None:
+        raise AssertionError("no row has tools")
+
+    def answers(self) -> list[tuple[Row, bool | Exception]]:
+        return []
+
+
 def request_json(request: Request) -> dict[str, Any]:
     left_out = request.truncation.model_dump() if request.truncation is not None else None
     return asdict(request) | {"prompt_tokens": list(request.prompt_tokens), "truncation": left_out}
@@ -174,7 +212,8 @@ def request_of(written: dict[str, Any]) -> Request:
 
 
 def _completion(item: dict[str, Any]) -> Completion:
-    return Completion(**(item | {"proofs": base64.b64decode(item["proofs"])}))
+    segments = tuple(tuple(each) for each in item["segments"])
+    return Completion(**(item | {"proofs": base64.b64decode(item["proofs"]), "segments": segments}))
 
 
 class Scenario:

@@ -449,6 +449,7 @@ DOCUMENTS: dict[str, Contract] = {
         ),
         rollouts=Rollouts(hand_in_every_seconds=300),
     ),
+    "run-config-several-versions": samples.run_config(rollouts=Rollouts(versions="Several")),
     "run-config-retention": samples.run_config(storage=StorageSpec(retention=Retention(keep="Verify", steps=4))),
     "run-config-vineppo": samples.run_config(recipe=Recipe(algorithm=Algorithm(vineppo=VinePpo()))),
     "run-config-generate": samples.run_config(mode="Generate", steps=0, generate=GenerateSettings(max_completion_tokens=100)),
@@ -476,6 +477,7 @@ DOCUMENTS: dict[str, Contract] = {
             MixtureSource(name="programs", environment="code", count=64, prompt=PromptSettings(template="Raw")),
         ]
     ),
+    "public-run-several-versions": sample(PublicRun).model_copy(update={"several_versions": True}),
     "sources-of-a-mixture": sample(PublicRun).model_copy(
         update={
             "environment": "mixture",

@@ -154,6 +154,30 @@ def test_behaviour_log_probabilities_are_of_the_version_that_sampled_each_row() 
     assert len({version for packed in packs(found) for version in packed.policy_versions.tolist()}) == 2
 
 
+def test_staleness_and_behaviour_of_a_row_of_several_versions_are_those_of_each_token() -> None:
+    mixed = [
+        RolloutGroup([replace(sample, policy_version=3, segments=((3, 0), (4, 2))) for sample in group.samples])
+        for group in groups()
+    ]
+    found = plan_step(mixed, recipe(pack_length=64), seed=0, step=5)
+    assert behaviour_versions(found) == [3, 4]
+    assert found.digest != plan_step(groups(), recipe(pack_length=64), seed=0, step=5).digest
+    policies = {version: Policy(make_model(seed=version)) for version in (3, 4)}
+    behaviour = behaviour_logprobs(policies.__getitem__, found, lambda: None)
+    by_version = {version: plan_logprobs(policy, found, lambda: None) for version, policy in policies.items()}
+    for index, batch in enumerate(found.optimizer_batches):
+        for number, packed in enumerate(batch.micro_batches):
+            for version in (3, 4):
+                sampled = packed.policy_versions == version
+                assert sampled.any()
+                assert torch.equal(behaviour[index][number][sampled], by_version[version][index][number][sampled])
+    old = sum(int((packed.policy_versions == 3).sum()) for packed in packs(found))
+    assert old == 2 * sum(len(group.samples) for group in mixed)
+    sample = mixed[0].samples[0]
+    length = sample.completion_length
+    assert sample.token_versions.tolist() == [3, 3, *[4] * (length - 2)]
+
+
 def test_what_workers_claim_about_log_probabilities_never_enters_the_loss() -> None:
     losses = []
     for lie in (0.0, 5.0):

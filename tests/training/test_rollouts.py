@@ -62,6 +62,26 @@ def test_rewards_are_the_verdicts_and_not_the_files(store: Store) -> None:
     assert [sample.reward for sample in group.samples] == [reward.reward for reward in rewards_of(rows)]
 
 
+def test_the_segments_of_a_file_of_several_versions_are_read(store: Store) -> None:
+    rows = [
+        replace(
+            row,
+            completion_tokens=[*row.completion_tokens] * 20,
+            completion_logprobs=[*row.completion_logprobs] * 20,
+            completion_mask=[*row.completion_mask] * 20,
+            segment_versions=[4, 5] if number else [5],
+            segment_starts=[0, 32] if number else [0],
+        )
+        for number, row in enumerate(rows_of(5, groups=1))
+    ]
+    limits = replace(LIMITS, max_length=1000)
+    groups = read_groups(store, batch_of(5, [accept(store, rows)]), VALIDATOR.public, limits).groups
+    first, second = groups[0].samples[:2]
+    assert (first.policy_version, first.segments) == (5, ((5, 0),))
+    assert (second.policy_version, second.segments) == (4, ((4, 0), (5, 32)))
+    assert second.token_versions[30:34].tolist() == [4, 4, 5, 5]
+
+
 def test_a_row_that_could_not_be_scored_is_left_out_of_its_group(store: Store) -> None:
     rows = rows_of(5, groups=1)
     unscored = RowReward(task_reward=None, length_penalty=None, reward=None)

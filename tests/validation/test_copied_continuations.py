@@ -18,7 +18,7 @@ from shoal.environments.sampling import sample
 from shoal.validation import sequential
 from shoal.validation.checks import copies, replay
 from shoal.validation.facts import Facts, File
-from shoal.validation.judge import expensive_finding
+from shoal.validation.judge import FileWeights, expensive_finding
 from shoal.validation.prefill import Prefill
 from shoal.validation.stopwatch import Stopwatch
 
@@ -203,7 +203,8 @@ def together(vine: VineCourt, rows: list[Rollout], strata: list[range]) -> objec
     assert facts.strata == strata
     policies: OnePolicy = vine.court.policies
     file = File(JOBS["probation"], rows, METADATA)
-    return expensive_finding(file, facts, policies.policy, random.Random(0), {}, {}, Stopwatch())
+    weights = FileWeights(file, policies, Stopwatch())
+    return expensive_finding(file, facts, weights, random.Random(0), {}, {}, Stopwatch())
 
 
 def test_completions_of_another_temperature_do_not_hide_behind_true_continuations(
@@ -225,6 +226,7 @@ def test_proofs_of_as_many_completions_are_verified_as_without_continuations(att
     profile = court.facts.validation.thresholds
     small = replace(small, validation=small.validation.model_copy(update={"thresholds": profile}))
     file = File(JOB, rows, METADATA)
-    assert expensive_finding(file, small, court.policies.policy, random.Random(0), seen, {}, Stopwatch()) is None
+    weights = FileWeights(file, court.policies, Stopwatch())
+    assert expensive_finding(file, small, weights, random.Random(0), seen, {}, Stopwatch()) is None
     assert sum(number < PARENTS for number in seen) == sequential.first_rows(PARENTS, JOB, small.validation) == 4
     assert sum(number >= PARENTS for number in seen) == 10

@@ -6,14 +6,14 @@ import pyarrow as pa
 from tools.docs.tables import GENERATED, table
 
 from shoal.contracts.file_size import MAX_FILE_BYTES
-from shoal.contracts.rollouts import FINISH_REASONS, ROLLOUT_SCHEMA, RolloutMetadata
+from shoal.contracts.rollouts import FINISH_REASONS, ROLLOUT_SCHEMA, SEGMENT_FIELDS, SEGMENT_TOKENS, RolloutMetadata
 from shoal.contracts.sft_data import PROBLEM_SCHEMA, SFT_SCHEMA, TRACE_SCHEMA
 from shoal.contracts.task_table import TASKS_SCHEMA
 
 ROLLOUTS = {
     "run": "name of the run",
     "step": "rollout step that the file is for",
-    "policy_version": "version that sampled the row; one file, one version",
+    "policy_version": "version that sampled the rows; of several in a file the oldest",
     "node": "public key of the node, 64 hex digits",
     "submission": "number of the submission, leased by the orchestrator",
     "problem_id": "problem in the task table",
@@ -32,6 +32,10 @@ ROLLOUTS = {
     "seed": "seed of the row's sampler, drawn from the beacon",
     "temperature": "sampling temperature",
     "proofs": "TOPLOC proofs of 258 bytes, one for every 32 sampled tokens of a stretch or part of them",
+}
+SEGMENTS = {
+    "segment_versions": "versions that the row's tokens are of, ascending, each once; the file's oldest is `policy_version`",
+    "segment_starts": f"first completion token of each: 0, then multiples of {SEGMENT_TOKENS}",
 }
 TASKS = {
     "problem_id": "identity of the problem",
@@ -74,6 +78,11 @@ def parquet_page() -> str:
         "",
     ]
     lines += _columns(ROLLOUT_SCHEMA, ROLLOUTS)
+    lines += [
+        "In a run with `rollouts.versions: Several` a file of several versions has these columns more, at the end:",
+        "",
+    ]
+    lines += _columns(pa.schema(SEGMENT_FIELDS), SEGMENTS)
     lines += ["## Task table", "", "Key `tasks/<digest>.parquet`: what a run asks.", ""]
     lines += _columns(TASKS_SCHEMA, TASKS)
     lines += ["## Traces of a data set", "", "Key `datasets/<name>/part-00000.parquet`, by a run of mode Generate.", ""]

@@ -2,6 +2,7 @@
 
 from shoal.contracts.datasets import LONGEST_FILTERED_NAME
 from shoal_operator.api.rule import Rule, immutable
+from shoal_operator.api.several_rules import SEVERAL_RULES
 
 ALL_SOURCES = "(!has(self.tasks.mixture) || self.tasks.mixture.all(s, {}))"
 """What holds of every source of a mixture."""
@@ -32,6 +33,7 @@ MODE_RULES: tuple[Rule, ...] = (
         good={"mode": "Train", "rollouts": {"handInEverySeconds": 60}},
         bad={"mode": "Generate", "rollouts": {"handInEverySeconds": 60}},
     ),
+    *SEVERAL_RULES,
     Rule(
         model="TrainingRunSpec",
         expression="self.mode == 'Train' || !has(self.rollBack)",

@@ -243,8 +243,11 @@ def test_a_rest_that_a_crash_left_unmade_is_made_by_recovery(run: Orchestrator) 
     assert continued(run, second).part == LeasePart(node=first, submission=0, groups=[1])
 
 
-def test_a_run_makes_no_parts_unless_its_spec_says_so(tmp_path: Path, redis_server: Redis) -> None:
-    run = orchestrator(tmp_path, redis_server, rollouts=None)
+@pytest.mark.parametrize("rollouts", [None, Rollouts(versions="Several")])
+def test_a_run_makes_no_parts_unless_its_spec_says_so(
+    tmp_path: Path, redis_server: Redis, rollouts: Rollouts | None
+) -> None:
+    run = orchestrator(tmp_path, redis_server, rollouts=rollouts)
     lease = run.lease(run.join())
     info = handout.step_for(run.state, lease.node, in_parts=True)
     assert info is not None

@@ -303,7 +303,7 @@ class UploadGrant(Contract):
     expires_unix: float
 
 
-OF_ROWS = "version of all rows; validators check the files of a version together. A file of another one is rejected"
+OF_ROWS = "version of all rows, of several the oldest; validators check the files of a version together. A file of another one is rejected"
 
 
 class SubmissionNotice(Contract):

@@ -4,12 +4,16 @@ One row a completion; a file holds every row that was drawn for its submission, 
 validators and the trainer read it. Rewards in a file are the worker's claim and nothing more. `read_rollouts` refuses whatever is not exactly this
 schema and names the field; judging the values is the validators' work, except for the shapes that every reader relies on (`check_shapes`).
 With algorithm `vineppo` rows that continue completions follow on all of them (`vine`): their prompt is the prompt and part of the completion.
+
+In a run with `rollouts.versions: Several` a row may go on under newer weights (ADR 0108). Its file has two columns more, which say where each version
+begins; each of these segments was sampled with everything before it computed by its own version (`by_version`). Other files are as they always were.
 """
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from itertools import groupby
 from typing import Any
 
@@ -50,6 +54,14 @@ ROLLOUT_SCHEMA = pa.schema(
     ]
 )
 
+SEGMENT_FIELDS = [
+    pa.field("segment_versions", pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=False),
+    pa.field("segment_starts", pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=False),
+]
+"""The last columns of a file of several versions."""
+SEGMENT_TOKENS = 32
+"""Segments begin at multiples of this many completion tokens: each has whole proofs, and a node has few places to choose from."""
+
 BATCH_TOKENS, BATCH_ROWS = 1 << 16, 256
 """Size of one read: entries of the four lists together, and rows."""
 LONGEST_TEXT_BYTES = 1024
@@ -89,6 +101,9 @@ class Rollout:
     and exactly 0 where a token was not sampled. `target_length` is None when the run has no length reward; the three rewards are None where the
     worker could not score the row. `proofs` is the concatenation of 258-byte TOPLOC proofs: each stretch of sampled tokens (`sampled_stretches`;
     without tools the whole completion) has one for every 32 of its tokens or part of them.
+
+    `policy_version` is that of all tokens, or in a file of several versions the oldest of the file. There `segment_versions` has the versions that
+    the row's tokens are of, ascending, and `segment_starts` the first token of each, as a position in the completion. Empty in all other files.
     """
 
     run: str
@@ -112,6 +127,56 @@ class Rollout:
     seed: int
     temperature: float
     proofs: bytes
+    segment_versions: Sequence[int] = ()
+    segment_starts: Sequence[int] = ()
+
+    @property
+    def versions(self) -> Sequence[int]:
+        """The versions that the row's tokens are of, ascending."""
+        return self.segment_versions or (self.policy_version,)
+
+
+def versions_of(rows: Sequence[Rollout]) -> list[int]:
+    """The versions of a file's tokens, ascending."""
+    return sorted({version for row in rows for version in row.versions})
+
+
+def digest_of_weights(digests: Sequence[str]) -> str:
+    """`RolloutMetadata.weights_digest` for the digests (hex) of a file's versions, ascending: the one itself; of several a SHA-256 over all."""
+    return digests[0] if len(digests) == 1 else sha256("\n".join(digests).encode()).hexdigest()
+
+
+def by_version(rows: Mapping[int, Rollout], version: int) -> dict[int, Rollout]:
+    """What `version` sampled, by row number, as rows of that version alone; rows without any of it are left out.
+
+    Such a row ends where its segment does. Its mask is true in the segment only, and `proofs` are the segment's: what came before is context, which
+    this version has to compute by itself. Costs a copy of the tokens.
+    """
+    found = {}
+    for number, row in rows.items():
+        if not row.segment_versions:
+            if row.policy_version == version:
+                found[number] = row
+            continue
+        if version not in row.segment_versions:
+            continue
+        place = list(row.segment_versions).index(version)
+        length = len(row.completion_tokens)
+        start, end = [*row.segment_starts, length][place : place + 2]
+        size = len(row.proofs) // max(
+            1, -(-length // SEGMENT_TOKENS)
+        )  # of one proof; `computation.check_shape` has seen that it fits
+        found[number] = replace(
+            row,
+            policy_version=version,
+            completion_tokens=row.completion_tokens[:end],
+            completion_logprobs=row.completion_logprobs[:end],
+            completion_mask=[*[False] * start, *row.completion_mask[start:end]],
+            proofs=row.proofs[start // SEGMENT_TOKENS * size : -(-end // SEGMENT_TOKENS) * size],
+            segment_versions=(),
+            segment_starts=(),
+        )
+    return found
 
 
 def sampled_stretches(mask: Sequence[bool]) -> list[slice]:
@@ -128,7 +193,8 @@ def sampled_stretches(mask: Sequence[bool]) -> list[slice]:
 def write_rollouts(rows: Sequence[Rollout], metadata: RolloutMetadata) -> bytes:
     """The Parquet bytes of one submission, one row group; raises `BadRollouts` for rows that no reader would take."""
     check_shapes(rows)
-    schema = ROLLOUT_SCHEMA.with_metadata({f"shoal.{name}": value for name, value in asdict(metadata).items()})
+    fields = [*ROLLOUT_SCHEMA, *(SEGMENT_FIELDS if rows[0].segment_versions else [])]
+    schema = pa.schema(fields).with_metadata({f"shoal.{name}": value for name, value in asdict(metadata).items()})
     columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
     sink = io.BytesIO()
     pq.write_table(pa.table(columns, schema=schema), sink, compression="zstd", row_group_size=max(len(rows), 1))
@@ -178,6 +244,7 @@ def _check_limits(table: pa.Table, limits: FileLimits) -> None:
         raise BadRollouts(f"file has {table.num_rows} rows; at most {limits.rows} are allowed")
     lengths = {name: pc.list_value_length(table.column(name)) for name in TOKEN_LISTS}
     lengths["prompt and completion"] = pc.add(lengths["prompt_tokens"], lengths["completion_tokens"])
+    lengths |= {name: pc.list_value_length(table.column(name)) for name in table.column_names[len(ROLLOUT_SCHEMA) :]}
     for name, each in lengths.items():
         longest, total = pc.max(each).as_py() or 0, pc.sum(each).as_py() or 0
         if longest > limits.row_tokens:
@@ -216,6 +283,8 @@ def _batches(table: pa.Table) -> Iterator[list[Rollout]]:
         first = first or batch[0]
         for number, row in enumerate(batch, start):
             _check_row(number, row, first)
+            if SEGMENT_FIELDS[0].name in table.column_names and not row.segment_versions:
+                raise BadRollouts(f"row {number}: segment_versions is empty")
         yield batch
         start += count
 
@@ -257,6 +326,27 @@ def _check_row(number: int, row: Rollout, first: Rollout) -> None:
         raise BadRollouts(f"row {number}: prompt_tokens is empty")
     if row.finish_reason not in FINISH_REASONS:
         raise BadRollouts(f"row {number}: finish_reason is {row.finish_reason[:40]!r}; allowed: {FINISH_REASONS}")
+    if bool(row.segment_versions) != bool(first.segment_versions):
+        raise BadRollouts(f"row {number}: segments are given for some rows of the file and not for others")
+    if row.segment_versions or row.segment_starts:
+        check_segments(number, row)
+
+
+def check_segments(number: int, row: Rollout) -> None:
+    """Each segment has tokens, begins where the one before it ends, and is of a newer version. Raises `BadRollouts`."""
+    versions, starts = list(row.segment_versions), list(row.segment_starts)
+    if len(versions) != len(starts):
+        raise BadRollouts(f"row {number}: segment_versions has {len(versions)} entries, segment_starts {len(starts)}")
+    if versions != sorted(set(versions)) or versions[0] < row.policy_version:
+        raise BadRollouts(
+            f"row {number}: segment_versions are {versions[:8]}; allowed: ascending, each once, none before policy_version {row.policy_version}"
+        )
+    ends = [*starts[1:], len(row.completion_tokens)]
+    if starts[0] != 0 or any(end <= start or start % SEGMENT_TOKENS for start, end in zip(starts, ends, strict=True)):
+        raise BadRollouts(
+            f"row {number}: segments begin at {starts[:8]} of {len(row.completion_tokens)} tokens; allowed: 0 and ascending multiples of"
+            f" {SEGMENT_TOKENS} before the end"
+        )
 
 
 def _metadata(raw: dict[bytes, bytes]) -> RolloutMetadata:
@@ -271,12 +361,19 @@ def _metadata(raw: dict[bytes, bytes]) -> RolloutMetadata:
     return RolloutMetadata(**found)
 
 
+def _fields(names: Sequence[str]) -> list[pa.Field]:
+    """The columns that a file with these must have."""
+    return [*ROLLOUT_SCHEMA, *(SEGMENT_FIELDS if SEGMENT_FIELDS[0].name in names else [])]
+
+
 def _check_schema(schema: pa.Schema) -> None:
-    if schema.names != ROLLOUT_SCHEMA.names:
-        missing = [name for name in ROLLOUT_SCHEMA.names if name not in schema.names]
-        unknown = [name for name in schema.names if name not in ROLLOUT_SCHEMA.names]
+    fields = _fields(schema.names)
+    names = [field.name for field in fields]
+    if schema.names != names:
+        missing = [name for name in names if name not in schema.names]
+        unknown = [name for name in schema.names if name not in names]
         raise BadRollouts(f"columns do not match: missing {missing}, unknown {unknown[:5]}, or in another order")
-    for field in ROLLOUT_SCHEMA:
+    for field in fields:
         found = schema.field(field.name)
         if not _same_type(found.type, field.type):
             raise BadRollouts(f"column {field.name} has type {found.type}; required: {field.type}")
@@ -290,7 +387,7 @@ def _same_type(found: pa.DataType, required: pa.DataType) -> bool:
 
 
 def _check_nulls(number: int, row: dict[str, Any]) -> None:
-    for field in ROLLOUT_SCHEMA:
+    for field in _fields(list(row)):
         value = row[field.name]
         if value is None and not field.nullable:
             raise BadRollouts(f"row {number}: {field.name} is null")

@@ -166,6 +166,11 @@ class PublicRun(Contract):
     prompt: PromptTerms | None = Field(
         default=None, exclude_if=unset, description="how prompts are made; None: the environment's text"
     )
+    several_versions: bool = Field(
+        default=False,
+        exclude_if=lambda several: not several,
+        description="rows go on under newer weights (`rollouts.versions`)",
+    )
     truncation: Truncation | None = Field(
         default=None, exclude_if=unset, description="of a benchmark that stands in the run's place"
     )

@@ -3,7 +3,7 @@
 `TrainingRunSpec` and `RunConfig` both inherit from `RunSettings`, so that a setting is declared once, with one default. Pure.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -36,14 +36,25 @@ class Broadcast(SpecModel):
     )
 
 
-class Rollouts(SpecModel):
-    """How workers hand in what they have made."""
+VersionsOfARow = Literal["One", "Several"]
 
-    hand_in_every_seconds: int = Field(
-        ...,
+
+class Rollouts(SpecModel):
+    """How workers make rollouts, and hand them in."""
+
+    versions: VersionsOfARow = Field(
+        "One",
+        exclude_if=lambda versions: versions == "One",
+        description="Several: rows that are being generated go on under newer weights as soon as those are there; validators check each part of a row"
+        " against its own version. One: a row is of one version.",
+    )
+    hand_in_every_seconds: int | None = Field(
+        None,
         ge=10,
         le=86_400,
-        description="Whole groups of a lease that takes longer are handed in after this time, and on SIGTERM. A killed worker loses what came since.",
+        exclude_if=unset,
+        description="Whole groups of a lease that takes longer are handed in after this time, and on SIGTERM. A killed worker loses what came since."
+        " Absent: leases are handed in whole.",
     )
 
 
@@ -66,7 +77,7 @@ class RunSettings(SpecModel):
     recipe: Recipe = Field(default_factory=Recipe, description="How the run learns.")
     sampling: Sampling = Field(default_factory=Sampling, description="How completions are sampled.")
     rollouts: Rollouts | None = Field(
-        None, exclude_if=unset, description="Workers hand in leases in parts, too; absent: whole ones only."
+        None, exclude_if=unset, description="How workers make rollouts; absent: rows of one version, whole leases."
     )
     length_reward: LengthReward | None = Field(None, description="Length targets; absent: length does not count.")
     generate: GenerateSettings | None = Field(
@@ -91,6 +102,16 @@ class RunSettings(SpecModel):
     failure_policy: FailurePolicy = Field(
         default_factory=FailurePolicy, description="What to do when something is wrong."
     )
+
+    @property
+    def several_versions(self) -> bool:
+        """Whether a row may go on under newer weights."""
+        return self.rollouts is not None and self.rollouts.versions == "Several"
+
+    @property
+    def part_seconds(self) -> int | None:
+        """After this time whole groups of a lease are handed in; None: leases are taken whole."""
+        return self.rollouts.hand_in_every_seconds if self.rollouts is not None else None
 
     def settings(self) -> dict[str, Any]:
         """The common fields by name, to hand them on whole."""

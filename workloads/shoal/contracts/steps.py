@@ -88,7 +88,9 @@ class StepMetrics(Contract):
         description="mean KL estimate to the base model, nats a token; None where recipe.klCoefficient is 0 and no reference model is asked"
     )
     mismatch_kl: float = Field(description="mean of worker log-prob minus recomputed log-prob on the same tokens")
-    policy_lag_mean: float = Field(description="step minus policy version, over rows")
+    policy_lag_mean: float = Field(
+        description="step minus policy version, over rows; of a row of several versions the mean over its tokens"
+    )
     policy_lag_max: int = Field(ge=0)
     rows: int = Field(ge=0)
     completion_tokens: int = Field(ge=0)

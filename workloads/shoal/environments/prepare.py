@@ -75,6 +75,7 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
     for source in sources:
         _check_machine(source)
     _check_vine(config, environment)
+    _check_several_versions(config, environment)
     _look_at_model(config, scratch / "looked-at")
     found = _tasks(config, sources, store, scratch)
     scored = _benchmark_tasks(config, store, scratch)
@@ -263,6 +264,15 @@ def _check_vine(config: RunConfig, environment: environments.Environment) -> Non
         raise CannotPrepare(
             f"spec.recipe.algorithm.vineppo: environment {environment.name} has tools, whose episodes cannot be continued from any token: "
             "use another algorithm, or an environment without tools"
+        )
+
+
+def _check_several_versions(config: RunConfig, environment: environments.Environment) -> None:
+    """Raises CannotPrepare for rows of several versions in an environment with tools, whose stretches have no place for a swap between them."""
+    if config.several_versions and has_tools(environment):
+        raise CannotPrepare(
+            f"spec.rollouts.versions: environment {environment.name} has tools, and rows with calls are of one version: "
+            "use One, or an environment without tools"
         )
 
 

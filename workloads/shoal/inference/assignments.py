@@ -84,6 +84,7 @@ def as_run(public: PublicRun, terms: BenchmarkTerms) -> PublicRun:
             "sampling": terms.sampling,
             "length_reward": terms.length_reward,
             "vine": None,
+            "several_versions": False,
             "prompt": terms.prompt,
             "truncation": terms.truncation,
             "mixture": [],

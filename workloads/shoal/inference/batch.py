@@ -1,7 +1,8 @@
 """Which rows the engine decodes: those of several leases in one batch, the oldest lease first, and of a lease the longest first. Pure.
 
 In: leases with their planned rows, completions as they end, the time. Out: rows to start, leases that are whole, leases to give up. All rows in the
-engine are of one version: whoever feeds this (`generation`) adds no lease of another while any runs. A turn costs time in the order of the rows that
+engine are of one version: whoever feeds this (`generation`) adds no lease of another while any runs. Or it takes the rows out, and has them go on
+under the next (`cut`). A turn costs time in the order of the rows that
 start; looking whether a lease can be finished while leaving costs that of all rows, a thousand at most.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heapreplace
 
 from shoal.contracts.protocol import Lease, StepInfo
+from shoal.contracts.rollouts import SEGMENT_TOKENS
 from shoal.contracts.run import PublicRun
 from shoal.contracts.work import Work, may_be_parted
 from shoal.environments.episodes import EpisodeTools
@@ -151,6 +153,8 @@ class Batch:
     def __init__(self, slots: int) -> None:
         """`slots`: sequences that the engine decodes together."""
         self.slots = slots
+        self.segment_tokens = SEGMENT_TOKENS
+        """Segments begin at multiples of this many tokens. What a benchmark's clock calls a token is longer."""
         self.leases: list[RunningLease] = []
         self.steps = 0
         self.pace = 0.0
@@ -264,12 +268,26 @@ class Batch:
         self.steps += 1
         self.pace = seconds if self.steps == 1 else self.pace + (seconds - self.pace) / min(self.steps, 64)
 
-    def ended(self, name: str, completion: Completion) -> Row | None:
-        """A stretch has ended. Returns its row where that now asks a tool; `answered` comes next then."""
+    def cut(self, name: str, completion: Completion, version: int) -> tuple[Row | None, int]:
+        """A running row was taken out of the engine: the row, to be started again, and how many tokens are dropped. None: its lease is gone."""
+        row = self._by_name.pop(name, None)
+        if row is None:
+            return None, 0
+        del row.of.running[name]
+        return row, row.episode.cut(completion, version, self.segment_tokens)
+
+    def ended(self, name: str, completion: Completion, version: int | None = None) -> Row | None:
+        """A stretch has ended. Returns its row where that now asks a tool; `answered` comes next then.
+
+        `version`: that sampled it, in a run whose rows may be of several. There are no tools then.
+        """
         row = self._by_name.pop(name, None)
         if row is None:  # of a lease that was given up meanwhile
             return None
         del row.of.running[name]
+        if version is not None:
+            self._is_made(row, row.episode.ends(completion, version))
+            return None
         row.episode.add(completion)
         tools = row.tools
         if tools is not None and tools.asks(completion.finish_reason):

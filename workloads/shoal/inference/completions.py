@@ -25,15 +25,17 @@ class Request:
 class Completion:
     """One completion. `logprobs` are natural logarithms at the temperature; `proofs` are TOPLOC proofs.
 
-    A `finish_reason` of `stop` means that the last token is an end-of-sequence token, `unanswered` that the last token ends a call of a tool.
-    `mask` is false where a token is a tool's output; None: every token was sampled.
+    A `finish_reason` of `stop` means that the last token is an end-of-sequence token, `unanswered` that the last token ends a call of a tool. `cut`
+    means that it was taken out of the engine and goes on: no row of a file ends so. `mask` is false where a token is a tool's output; None: every
+    token was sampled. `segments`: each version that sampled it, and the position of its first token; empty: one version, which the caller knows.
     """
 
     tokens: list[int]
     logprobs: list[float]
-    finish_reason: Literal["stop", "length", "unanswered"]
+    finish_reason: Literal["stop", "length", "unanswered", "cut"]
     proofs: bytes
     mask: list[bool] | None = None
+    segments: Sequence[tuple[int, int]] = ()
 
     @property
     def sampled(self) -> int:

@@ -2,7 +2,7 @@
 
 In: a checkpoint folder and `Request`s, which may join while others run. Out: `Completion`s as they end. Called by `worker`
 through `generation`. The engine is synchronous and a swap happens while nothing runs, so that every completion is of exactly
-one policy version.
+one policy version. Whoever would have rows go on under the next takes them out first (`cut`), and starts them again behind the swap.
 """
 
 import os
@@ -56,9 +56,10 @@ class Engine:
         max_sequence_length: int,
         batch: int,
         settings: EngineSettings = DEFAULT_SETTINGS,
+        cuts: bool = False,
     ) -> None:
         """Start on `checkpoint`, for sequences of up to `max_sequence_length` tokens, `batch` of which are wanted
-        together. `settings` are the pool's.
+        together. `settings` are the pool's. With `cuts` sequences can be cut: vLLM gives their tokens one by one.
 
         Takes a few seconds (a CPU and a tiny model) to minutes.
         """
@@ -75,6 +76,7 @@ class Engine:
         self._engine = LLMEngine.from_engine_args(EngineArgs(**_engine_arguments(checkpoint, length, batch, settings)))
         self._engine.collective_rpc("shoal_install", args=(list(checkpoint.masked_dimensions),))
         self._proofs = True
+        self._cuts = cuts
         self.sequences: int = self._engine.vllm_config.scheduler_config.max_num_seqs  # decoded together
         self._count = self._steps = 0
         self._running: dict[str, _Sequence] = {}
@@ -110,7 +112,7 @@ class Engine:
         """
         self._count += 1
         name = str(self._count)
-        inner = self._add(name, request, streamed=pauses is not None)
+        inner = self._add(name, request, streamed=self._cuts or pauses is not None)
         self._running[name] = _Sequence(inner, pauses)
         return name
 
@@ -146,6 +148,17 @@ class Engine:
             del self._unproved[inner]
         self._engine.collective_rpc("shoal_forget", args=([*(each.inner for each in found.values()), *late],))
         metrics.RUNNING.set(min(self.running, self.sequences))
+
+    def cut(self) -> list[tuple[str, Completion]]:
+        """Take out all requests, each with what it has so far and a proof of it; `cut` are those that have not ended. Waits for the proofs."""
+        ended = {sequence.inner: len(sequence.tokens) for sequence in self._running.values()}
+        for name, sequence in self._running.items():
+            sequence.finish_reason, sequence.ended = "cut", time.monotonic()
+            self._unproved[sequence.inner] = name, sequence
+        self._engine.abort_request(list(self._running))
+        self._running.clear()
+        metrics.RUNNING.set(0)
+        return self._proved(ended)
 
     def generate(
         self, requests: Sequence[Request], over: Callable[[], str | None], pauses: Pauses | None = None

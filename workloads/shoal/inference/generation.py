@@ -7,6 +7,9 @@ runs it on an engine that only has a clock.
 Rows are of one version. When the desk has a newer one for the next lease it fetches none until the last row of the older is there: no lease that
 comes later can keep a version from being loaded. What an emptying engine loses is known from the last time. While the run's step still accepts
 its version, the next swap waits until it costs a small part of the time at most (`SWAP_SHARE`).
+
+In a run whose rows may be of several versions (ADR 0108) nothing waits for a newer one that the steps of all leases accept. The rows are taken out
+of the engine at once and go on under it, with their prefixes computed again.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -47,6 +50,9 @@ class Decoder(Protocol):
     def abort(self, names: Collection[str]) -> None:
         """End these without a completion."""
 
+    def cut(self) -> list[tuple[str, Completion]]:
+        """Take out all that run, with what they have so far. Asked only where rows may be of several versions."""
+
 
 @dataclass(frozen=True)
 class Wish:
@@ -65,6 +71,8 @@ class Desk(Protocol):
     info: StepInfo | None
     most: int
     shortage: str
+    newest: VersionOnDisk | None
+    """The newest version that the open step accepts. Looked at only where rows may be of several versions."""
 
     def want(self, wish: Wish | None) -> None:
         """Fetch a lease, or none. Returns at once."""
@@ -98,8 +106,11 @@ class Generation:
         given_up: Callable[[RunningLease, str, Exception | None], None],
         handing_in: Callable[[], Collection[str]],
         clock: Callable[[], float],
+        several: bool = False,
     ) -> None:
-        """`handing_in`: leases that are scored, written, uploaded or given back now. `clock` gives monotonic seconds."""
+        """`handing_in`: leases that are scored, written, uploaded or given back now. `clock` gives monotonic seconds. `several`: whether rows may be
+        of several versions."""
+        self._several = several
         self.batch = Batch(engine.sequences)
         self.loaded = loaded
         self._engine = engine
@@ -130,6 +141,7 @@ class Generation:
         self._hand_in()
         self._hand_in_parts(now)
         if self._leaves_at is None:
+            self._go_on_under_newer()
             self._begin()
         self._start(now)
         if self._leaves_at is None:
@@ -142,14 +154,41 @@ class Generation:
         began = self._clock()
         ended = self._engine.step()
         self.batch.stepped(self._clock() - began)
-        for name, completion in ended:
-            metrics.TOKENS.inc(completion.sampled)
-            row_at_call = self.batch.ended(name, completion)
-            if row_at_call is not None:
-                self._tools.ask(row_at_call)
+        self._ended(ended)
         self._account(running, cause)
         self._hand_in()
         return True
+
+    def _ended(self, ended: Sequence[tuple[str, Completion]]) -> None:
+        version = self.loaded.version if self._several else None
+        for name, completion in ended:
+            metrics.TOKENS.inc(completion.sampled)
+            row_at_call = self.batch.ended(name, completion, version)
+            if row_at_call is not None:
+                self._tools.ask(row_at_call)
+
+    def _go_on_under_newer(self) -> None:
+        """Load a newer version that every lease may have, and let the running rows go on under it at once: they have had slots already."""
+        if not self._several or not self.batch.leases:
+            return
+        newest = self._desk.newest
+        if newest is None or newest.version <= self.loaded.version:
+            return
+        windows = [lease.given.work.window for lease in self.batch.leases]
+        if not all(oldest <= newest.version <= last for oldest, last in windows):
+            return
+        cut, going = self._engine.cut(), []
+        self._ended([(name, made) for name, made in cut if made.finish_reason != "cut"])
+        for name, made in cut:
+            if made.finish_reason == "cut":
+                metrics.TOKENS.inc(made.sampled)
+                row, dropped = self.batch.cut(name, made, self.loaded.version)
+                metrics.LOST.labels("swap").inc(dropped)
+                if row is not None:
+                    going.append(row)
+        self._load(newest)
+        for row in going:
+            self.batch.started(row, self._engine.start(row.episode.request()))
 
     def _give_up(self, now: float) -> None:
         for lease in self.batch.sealed(self._desk.info):
@@ -209,9 +248,13 @@ class Generation:
         """Take the lease that has come, behind a swap if it is of another version. One that is here already was given again: it has more time."""
         given = self._desk.take()
         if given is not None and not self._is_here(given):
-            if not given.policy.is_same(self.loaded):
+            if not given.policy.is_same(self.loaded) and not self._has_newer_for(given):
                 self._load(given.policy)
             self.batch.begin(given)
+
+    def _has_newer_for(self, given: PlannedLease) -> bool:
+        """Whether rows go on under newer weights, and those came into the engine while this lease did."""
+        return self._several and given.policy.version < self.loaded.version <= given.work.window[1]
 
     def _is_here(self, given: PlannedLease) -> bool:
         name = given.lease.lease

@@ -39,10 +39,13 @@ class LeaseDesk:
         plan: Plan,
         failed: Callable[[Lease, Exception], None],
         wake: Callable[[], None],
+        several: bool = False,
     ) -> None:
         """`lease` is asked with those that are held, where the orchestrator knows of several. `newest` gives the newest version on disk within two
         numbers; `failed` receives a lease that cannot be planned. `wake` is called when one has come."""
         self.info: StepInfo | None = None
+        self.newest: VersionOnDisk | None = None
+        """That the open step accepts, where rows may be of several versions."""
         self.most = 1
         self.shortage = "no-lease"
         self.asked = threading.Event()
@@ -53,6 +56,7 @@ class LeaseDesk:
         self._plan = plan
         self._failed = failed
         self._wake = wake
+        self.several = several
         self._lock = threading.Lock()
         self._wish: Wish | None = None
         self._ready: PlannedLease | None = None
@@ -108,6 +112,8 @@ class LeaseDesk:
         asked_for = self._wish
         info = self._step(asked_for)
         self.info = info
+        if self.several and info is not None:
+            self.newest = self._newest(info.min_version, info.max_version)
         self.most = min(MOST_LEASES, info.leases or 1) if info is not None else self.most
         wish = self._wish
         if wish is None or self._ready is not None or len(wish.held) >= self.most:  # a wish may be of before the answer

@@ -5,7 +5,7 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 TOKENS = Counter("shoal_worker_completion_tokens_total", "Completion tokens sampled, those of lost leases too.")
 LOST = Counter(
     "shoal_worker_lost_tokens_total",
-    "Completion tokens sampled for leases that were given back, or whose file nobody took, by cause.",
+    "Completion tokens sampled for leases that were given back, or whose file nobody took, or again under newer weights (swap), by cause.",
     ["reason"],
 )
 ROLLOUTS = Counter("shoal_worker_rollouts_total", "Completions generated.")
@@ -35,6 +35,7 @@ OPEN_LEASES = Gauge("shoal_worker_open_leases", "Leases that the worker has: gen
 for _reason in REASONS:
     RETURNED.labels(_reason)
     LOST.labels(_reason)
+LOST.labels("swap")
 for _use in USES:
     SLOT_SECONDS.labels(_use)
     if _use != "row":

@@ -91,9 +91,13 @@ def assemble(
     policy_version: int,
     score: ScoreTokens,
 ) -> list[Rollout]:
-    """Rows of the file, with the rewards that this worker claims."""
+    """Rows of the file, with the rewards that this worker claims. `policy_version` is that of all rows.
+
+    Where completions say otherwise (`Completion.segments`) it is the oldest of theirs; with several of them in the file each row has its segments.
+    """
+    versions = {version for completion in completions for version, _ in completion.segments}
     return [
-        _row(row, completion, lease, public, policy_version, score)
+        _row(row, completion, lease, public, min(versions, default=policy_version), score, several=len(versions) > 1)
         for row, completion in zip(planned, completions, strict=True)
     ]
 
@@ -105,6 +109,8 @@ def _row(
     public: PublicRun,
     policy_version: int,
     score: ScoreTokens,
+    *,
+    several: bool,
 ) -> Rollout:
     answer = [*planned.prefix, *completion.tokens]
     mask = completion.mask or [True] * len(completion.tokens)
@@ -132,4 +138,6 @@ def _row(
         seed=planned.request.seed,
         temperature=planned.request.temperature,
         proofs=completion.proofs,
+        segment_versions=[version for version, _ in completion.segments] if several else (),
+        segment_starts=[first for _, first in completion.segments] if several else (),
     )

@@ -6,8 +6,9 @@ Validators follow them from the other side. Workers (`batch`) let each row go on
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from shoal.contracts.rollouts import SEGMENT_TOKENS
 from shoal.environments import Unscorable
 from shoal.environments.episodes import EpisodeTools
 from shoal.inference import metrics
@@ -32,6 +33,8 @@ class Episode:
     mask: list[bool] = field(default_factory=list)
     proofs: bytes = b""
     made: Completion | None = None
+    segments: list[tuple[int, int]] = field(default_factory=list)
+    """Of a row without tools that may go on under newer weights: each version, and the position of its first token."""
 
     def request(self, tools: EpisodeTools | None = None) -> Request:
         """The next stretch."""
@@ -50,6 +53,26 @@ class Episode:
         self.made = made
         self._append(made.tokens, made.logprobs, sampled=True)
         self.proofs += made.proofs
+
+    def cut(self, made: Completion, version: int, every: int = SEGMENT_TOKENS) -> int:
+        """Keep what `version` sampled up to the last place where a segment may begin, a multiple of `every` tokens. Returns how many are dropped, to
+        be sampled again. Segments begin where proofs do: a proof of part of its tokens would be weaker.
+        """
+        kept = len(made.tokens) // every * every
+        if kept:
+            size = len(made.proofs) // -(-len(made.tokens) // every)
+            proofs = made.proofs[: kept // every * size]
+            self.segments.append((version, len(self.tokens)))
+            self.add(Completion(made.tokens[:kept], made.logprobs[:kept], "cut", proofs))
+        return len(made.tokens) - kept
+
+    def ends(self, made: Completion, version: int) -> Completion:
+        """The row, whose last stretch `version` sampled; for rows without tools."""
+        self.segments.append((version, len(self.tokens)))
+        if len(self.segments) == 1:
+            return replace(made, segments=tuple(self.segments))
+        self.add(made)
+        return Completion(self.tokens, self.logprobs, made.finish_reason, self.proofs, segments=tuple(self.segments))
 
     def goes_on(self, tools: EpisodeTools) -> bool:
         """Ask the tool if the row pauses. Raises ToolFailedError."""

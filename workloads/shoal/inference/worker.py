@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shoal.contracts.pools import EngineSettings
 from shoal.contracts.protocol import LEAVE_SECONDS, HandedPart, Lease, LocalSubmission, StepInfo, rest_of
-from shoal.contracts.rollouts import Rollout, RolloutMetadata, write_rollouts
+from shoal.contracts.rollouts import Rollout, RolloutMetadata, digest_of_weights, versions_of, write_rollouts
 from shoal.contracts.run import AgentState, PublicRun
 from shoal.contracts.signed import Signer
 from shoal.contracts.tasks import Task
@@ -53,6 +53,8 @@ IDLE_SECONDS = 0.1
 STUCK_SECONDS = 900.0
 """Longest time without progress of a scoring, an upload, a tool, a return or a turn of the desk: three times what an upload may take. Then the
 process is started again."""
+MOST_VERSIONS = 8
+"""Newest versions whose digests are remembered: more than a step accepts."""
 MOST_FAILURES = 3
 """Leases that fail in a row without the fault of an agent, a step or a tool: what ails this process may be gone after a restart."""
 
@@ -72,6 +74,7 @@ class Worker:
         self._liveness = liveness
         self._settings = settings
         self._engine: Engine | None = None
+        self._digests: dict[int, str] = {}  # of the weights that were loaded lately
         self._policy_is_new = False  # no token has come of it yet
         self._open: set[RunningLease] = set()  # generated, and not handed in yet
         self._returning: set[str] = set()  # being given back
@@ -142,7 +145,9 @@ class Worker:
                 max_sequence_length=public.max_sequence_length,
                 batch=public.sampling.groups_per_submission * public.group_size * public.rows_each,
                 settings=self._settings,
+                cuts=public.several_versions,
             )
+        self._desk.several = public.several_versions
         self._first = policy
         self._loaded(policy)
 
@@ -174,6 +179,7 @@ class Worker:
             given_up=self._given_up,
             handing_in=self._handing_in,
             clock=time.monotonic,
+            several=self._public.several_versions,
         )
         self._at_desk.start()
         while not (STOP.is_set() and not generation.batch.leases):
@@ -295,6 +301,9 @@ class Worker:
 
     def _loaded(self, policy: VersionOnDisk) -> None:
         self._policy_is_new = True
+        self._digests[policy.version] = policy.manifest.sha256
+        for old in [version for version in self._digests if version < policy.version - MOST_VERSIONS]:
+            del self._digests[old]
         metrics.POLICY_VERSION.set(policy.version)
         get_logger().info("weights loaded", version=policy.version, digest=policy.manifest.sha256[:12])
 
@@ -383,10 +392,12 @@ class Worker:
             return
         rows = [replace(row, submission=given.submission) for row in rows]  # the number that it has by now
         path = self._tmp / f"{given.lease}.parquet"
-        log = get_logger().bind(step=given.step, submission=given.submission, version=policy.version)
+        version, versions = rows[0].policy_version, versions_of(rows)
+        log = get_logger().bind(step=given.step, submission=given.submission, version=version)
+        digests = [self._digests[each] for each in versions] if public.several_versions else [policy.manifest.sha256]
         metadata = RolloutMetadata(
             model=public.model_id,
-            weights_digest=policy.manifest.sha256,
+            weights_digest=digest_of_weights(digests),
             environment_digest=public.environment_digest,
             software_version=installed().version,
         )
@@ -399,7 +410,7 @@ class Worker:
                     lease=given.lease,
                     file=path.name,
                     groups=len(lease.places),
-                    policy_version=policy.version,
+                    policy_version=version,
                     part=HandedPart(groups=lease.places, keep=lease.keeps_rest) if lease.rest is not None else None,
                 )
                 receipt = self._agent.submit(handed)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shoal.contracts.compute import compute_of
-from shoal.contracts.rollouts import BadRollouts
+from shoal.contracts.rollouts import BadRollouts, by_version
 from shoal.contracts.verdicts import STATISTICAL, RowReward, Verdict
 from shoal.contracts.work import UnknownWorkError
 from shoal.environments.base import runs_programs
@@ -209,28 +209,32 @@ class _FileCheck:
             finding = again if again is not None and again.reason == finding.reason else None
         if finding is not None:
             return [_accepted_although(finding)]
-        policy = self._policy_of(self._file.policy_version)
-        if near := self._near_enough(policy):
+        if near := self._near_enough():
             return [f"its verdict leaves out row {near[0]}, whose tokens are nowhere farther behind than one may be"]
         tokens = judge.completion_tokens(self._file, self._verdict.left_out)
+        policy = self._policy_of(self._file.versions[-1])
         compute = compute_of(policy.parameters, judge.prompt_tokens(self._file, self._facts), tokens)
         if self._verdict.compute not in (None, compute):
             return [f"its verdict counts {self._verdict.compute}, it took {compute}"]
         return []
 
-    def _near_enough(self, policy: LoadedPolicy) -> list[int]:
+    def _near_enough(self) -> list[int]:
         """Rows that the verdict leaves out and should not: here their tokens are not half as far behind as would be too far."""
         wanted = {row: self._file.rows[row] for row in self._verdict.left_out}
-        budget = judge.budget_of(self._facts, policy)
-        half = budget.model_copy(update={"largest": budget.largest / 2})
         job, facts, far = self._file.job, self._facts, set[int]()
-        with _ONE_AT_A_TIME:
-            for batch in prefill_rows(policy.model, wanted, facts.eos_token_ids, job.sampler, facts.truncation):
-                far |= redraw.outliers(self._file, batch, half).keys()
+        for version in self._file.versions if wanted else []:
+            policy = self._policy_of(version)
+            budget = judge.budget_of(facts, policy)
+            half = budget.model_copy(update={"largest": budget.largest / 2})
+            pieces = by_version(wanted, version)
+            file = judge.of_version(self._file, pieces, version)
+            with _ONE_AT_A_TIME:
+                for batch in prefill_rows(policy.model, pieces, facts.eos_token_ids, job.sampler, facts.truncation):
+                    far |= redraw.outliers(file, batch, half).keys()
         return [row for row in wanted if row not in far]
 
     def _proof_finding(self, *, every_row: bool) -> Finding | None:
-        policy = self._policy_of(self._file.policy_version)
+        weights = judge.FileWeights(self._file, _Source(self._policy_of), self._watch)
         settings = self._facts.validation.model_copy(
             update={"proof_rows_share": self._looks.rows, "proof_rows_floor": 1, "probation_files": 0}
         )
@@ -238,8 +242,18 @@ class _FileCheck:
         chance = random.Random(f"{self._looks.seed} {file.job.sha256}")  # shown, so that others look at the same rows
         with _ONE_AT_A_TIME:
             return judge.expensive_finding(
-                file, replace(self._facts, validation=settings), policy, chance, {}, {}, self._watch
+                file, replace(self._facts, validation=settings), weights, chance, {}, {}, self._watch
             )
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The judge's source of weights: here every version is loaded to know its digest."""
+
+    get: PolicyOf
+
+    def digest(self, version: int) -> str:
+        return self.get(version).weights_digest
 
 
 _ONE_AT_A_TIME = threading.Lock()

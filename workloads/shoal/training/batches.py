@@ -208,6 +208,7 @@ def _add_to_digest(running: "hashlib._Hash", packs: Sequence[Sequence[Scored]], 
             advantages = np.asarray(given, dtype=np.float64)
             about = (sample.name, sample.prompt_length, len(sample.tokens), sample.temperature, sample.policy_version)
             running.update(f"{about!r} {advantages.size}\n".encode())
+            running.update(repr(sample.segments).encode() if sample.segments else b"")
             for values in (np.asarray(sample.tokens, dtype=np.int64), sample.mask, advantages):
                 running.update(values.tobytes())
 
@@ -277,12 +278,17 @@ def optimizer_batch(
         token_count=tokens,
         divisor=float(tokens) if divisor is None else divisor,
         versions=[
-            tuple(sorted({sample.policy_version for index in here if index is not None for sample, _ in useful[index]}))
+            tuple(sorted({version for index in here if index is not None for version in _versions(useful[index])}))
             for here in zip(*dealt, strict=True)
         ],
         numbers=[() if index is None else named[index] for index in dealt[rank]],
         rows=sum(bool(sample.mask.any()) for members in useful for sample, _ in members),
     )
+
+
+def _versions(members: Sequence[Scored]) -> set[int]:
+    """The versions that sampled tokens of these."""
+    return {version for sample, _ in members for version, _ in sample.segments or [(sample.policy_version, 0)]}
 
 
 def micro_batch(members: Sequence[Scored]) -> MicroBatch:
@@ -303,7 +309,7 @@ def micro_batch(members: Sequence[Scored]) -> MicroBatch:
         temperatures=_spread([sample.temperature for sample, _ in members], repeats),
         advantages=_advantages(members),
         worker_logprobs=torch.from_numpy(np.concatenate([sample.logprobs[sample.mask] for sample, _ in members])),
-        policy_versions=torch.from_numpy(np.repeat([sample.policy_version for sample, _ in members], repeats)),
+        policy_versions=torch.from_numpy(np.concatenate([sample.token_versions[sample.mask] for sample, _ in members])),
         segments=Segments(tuple(starts.tolist())),
     )
 

@@ -49,7 +49,9 @@ def step_metrics(
     `by_source`: of a mixture, what was sampled for the step. `extra`: further fields, which extensions measured.
     """
     samples = list(chain.from_iterable(group.samples for group in groups))
-    lags = np.array([step - sample.policy_version for sample in samples])
+    lags = np.array(
+        [step - sample.token_versions.mean() if sample.segments else step - sample.policy_version for sample in samples]
+    )
     norms = updates.norms or [0.0]
     return StepMetrics(
         run=run,
@@ -73,7 +75,7 @@ def step_metrics(
         kl=None if updates.kl is None else finite(updates.kl),
         mismatch_kl=finite(mismatch_kl),
         policy_lag_mean=float(lags.mean()),
-        policy_lag_max=int(lags.max()),
+        policy_lag_max=max(step - sample.policy_version for sample in samples),
         rows=len(samples),
         completion_tokens=sum(batch.token_count for batch in plan.optimizer_batches),
         completion_length_mean=float(np.mean([sample.completion_length for sample in samples])),

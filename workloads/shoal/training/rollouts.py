@@ -57,6 +57,16 @@ class Sample:
     reward: float
     estimates: tuple[ContinuationReward, ...] = ()
     task_type: str = ""
+    segments: tuple[tuple[int, int], ...] = ()
+    """Of a row of several versions: each version, and the first of the completion tokens that it sampled. `policy_version` is the oldest."""
+
+    @property
+    def token_versions(self) -> Int[np.ndarray, " completion"]:
+        """The version that each completion token is of."""
+        if not self.segments:
+            return np.full(self.completion_length, self.policy_version)
+        versions, starts = zip(*self.segments, strict=True)
+        return np.repeat(versions, np.diff([*starts, self.completion_length]))
 
     @property
     def completion_length(self) -> int:
@@ -263,9 +273,10 @@ def _sample(name: str, row: Rollout, reward: RowReward, limits: RowLimits) -> Sa
         mask=np.array(row.completion_mask, dtype=np.bool_),
         logprobs=logprobs,
         temperature=float(row.temperature),
-        policy_version=row.policy_version,
+        policy_version=row.versions[0],
         task_reward=float(reward.task_reward or 0.0),
         length_penalty=float(reward.length_penalty or 0.0),
         reward=float(reward.reward or 0.0),
         task_type=row.task_type,
+        segments=tuple(zip(row.segment_versions, row.segment_starts, strict=True)),
     )

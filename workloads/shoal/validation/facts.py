@@ -10,7 +10,7 @@ from shoal.contracts.evaluation import BenchmarkTerms, Truncation
 from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.recipe import LengthReward, Sampling, Validation
-from shoal.contracts.rollouts import Rollout, RolloutMetadata
+from shoal.contracts.rollouts import Rollout, RolloutMetadata, versions_of
 from shoal.contracts.tasks import Task
 from shoal.contracts.verdicts import RejectReason
 from shoal.contracts.vine import VineSettings, continuations
@@ -55,6 +55,8 @@ class Facts:
     """Of a run on a mixture."""
     part: LeasePart | None = None
     """Set in the facts of a file that holds part of a lease."""
+    several_versions: bool = False
+    """Whether a row may go on under newer weights (`rollouts.versions`)."""
 
     @property
     def truncation(self) -> Truncation | None:
@@ -143,11 +145,18 @@ class File:
     job: ValidationJob
     rows: Sequence[Rollout]
     metadata: RolloutMetadata
+    only: int | None = None
+    """Set where the file stands for what one of its versions sampled: that version."""
 
     @property
     def policy_version(self) -> int:
-        """The version that all rows claim (`rollouts.check_shapes` has seen that they agree)."""
-        return self.rows[0].policy_version
+        """The version that all rows claim, of several the oldest (`rollouts.check_shapes` has seen that they agree)."""
+        return self.rows[0].policy_version if self.only is None else self.only
+
+    @cached_property
+    def versions(self) -> list[int]:
+        """The versions of its tokens, ascending; one, except for a file with segments."""
+        return versions_of(self.rows)
 
 
 @dataclass(frozen=True)

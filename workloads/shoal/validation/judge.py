@@ -15,8 +15,8 @@ from shoal.contracts.answers import FileAnswers
 from shoal.contracts.compute import Compute, compute_of
 from shoal.contracts.proof_profile import drawn_gaps_in_force, thresholds_in_force
 from shoal.contracts.protocol import ValidationJob
-from shoal.contracts.recipe import DrawnGaps, ProofThresholds
-from shoal.contracts.rollouts import BadRollouts, Rollout
+from shoal.contracts.recipe import DrawnGaps
+from shoal.contracts.rollouts import BadRollouts, Rollout, by_version
 from shoal.contracts.verdicts import UNSCORED, RowReward, Verdict
 from shoal.contracts.work import WorkKind, kind_of
 from shoal.environments.base import runs_programs
@@ -41,7 +41,7 @@ from shoal.validation.claims import ClaimLostError
 from shoal.validation.facts import Facts, File, Finding, reject
 from shoal.validation.parsing import ReaderLost, parse_file
 from shoal.validation.policies import LoadedPolicy
-from shoal.validation.prefill import Prefill, prefill_rows
+from shoal.validation.prefill import Prefill, joined, prefill_rows
 from shoal.validation.stopwatch import Stopwatch
 
 MOST_TIMES_ROWS = 4
@@ -54,6 +54,40 @@ class PolicySource(Protocol):
     def digest(self, version: int) -> str: ...
 
     def get(self, version: int) -> LoadedPolicy: ...
+
+
+class FileWeights:
+    """The weights of a file's versions, one at a time: where memory holds one version, the next is written over the one before."""
+
+    def __init__(self, file: File, policies: PolicySource, watch: Stopwatch) -> None:
+        """Asks for the versions' digests, and loads nothing."""
+        self._file, self._policies, self._watch = file, policies, watch
+        self._digests = {version: policies.digest(version) for version in file.versions}
+        self.loaded: LoadedPolicy | None = None
+
+    @property
+    def finding(self) -> Finding | None:
+        """What is wrong with the file's claim about its weights."""
+        return identity.check_weights(self._file, list(self._digests.values()))
+
+    @property
+    def versions(self) -> list[int]:
+        """All, the one that is loaded first, so that it is used before another takes its place."""
+        first = self.loaded.version if self.loaded is not None else None
+        return sorted(self._digests, key=lambda version: (version != first, version))
+
+    def of(self, version: int) -> LoadedPolicy:
+        """This version, loaded; what was given before is not to be used any more."""
+        if self.loaded is None or self.loaded.version != version:
+            self.loaded = None
+            with self._watch("load"):
+                self.loaded = self._policies.get(version)
+            self._digests[version] = self.loaded.weights_digest  # a number may have been sealed again meanwhile
+        return self.loaded
+
+    def any(self) -> LoadedPolicy:
+        """One of them, the loaded one where there is one."""
+        return self.of(self.versions[0])
 
 
 def judge(
@@ -94,12 +128,11 @@ def judge(
             rewards, finding = scored(file, facts, watch, progress, programs)
         if finding is None:
             with watch("cheap_checks"):  # before minutes of loading: a false claim must not change what is held
-                finding = identity.check_weights(file, policies.digest(file.policy_version))
-        if finding is None:
-            with watch("load"):
-                policy = policies.get(file.policy_version)
-            finding = expensive_finding(file, facts, policy, rng, looked_at, outliers, watch, progress)
-            compute = compute_of(policy.parameters, prompt_tokens(file, facts), completion_tokens(file, outliers))
+                weights = FileWeights(file, policies, watch)
+            finding = expensive_finding(file, facts, weights, rng, looked_at, outliers, watch, progress)
+            if finding is None:
+                parameters = weights.any().parameters
+                compute = compute_of(parameters, prompt_tokens(file, facts), completion_tokens(file, outliers))
         if finding is None:
             with watch("tools"):  # which may be programs of the model too
                 unscored, finding = tools.run_again(file, facts, programs, progress)
@@ -172,7 +205,7 @@ def cheap_finding(
 def expensive_finding(
     file: File,
     facts: Facts,
-    policy: LoadedPolicy,
+    weights: FileWeights,
     rng: random.Random,
     looked_at: dict[int, Prefill],
     outliers: dict[int, redraw.Outliers],
@@ -185,16 +218,15 @@ def expensive_finding(
     `facts.strata` is a file by itself here: completions, the only rows that are trained on, are neither missed by the draw nor hidden in sums
     behind the many rows that continue them.
     """
-    weights = identity.check_weights(file, policy.weights_digest)
-    if weights is not None:
-        return weights
+    if weights.finding is not None:
+        return weights.finding
     strata = facts.strata
     facts = replace(facts, validation=sequential.of_a_stratum(facts.validation, len(strata)))
     copied = copies.agreements(file, facts) if facts.vine is not None and file.job.sampler is None else {}
     for rows in strata:
         seen: dict[int, Prefill] = {}
         far: dict[int, redraw.Outliers] = {}
-        finding = _expensive_finding_among(rows, file, facts, policy, rng, copied, seen, far, watch, progress)
+        finding = _expensive_finding_among(rows, file, facts, weights, rng, copied, seen, far, watch, progress)
         looked_at |= seen
         outliers |= far
         if finding is not None:
@@ -206,7 +238,7 @@ def _expensive_finding_among(
     rows: range,
     file: File,
     facts: Facts,
-    policy: LoadedPolicy,
+    weights: FileWeights,
     rng: random.Random,
     copied: copies.Agreements,
     seen: dict[int, Prefill],
@@ -216,14 +248,13 @@ def _expensive_finding_among(
 ) -> Finding | None:
     """The first finding among these rows of the file; what was looked at is left in `seen`, those to leave out in `outliers`."""
     order = rng.sample(rows, len(rows))
-    thresholds = thresholds_in_force(facts.validation.thresholds, policy.profile)
     looks = sequential.looks(len(rows), sequential.first_rows(len(rows), file.job, facts.validation))
     chance = sequential.chance_of_a_part(facts.validation, len(looks))
     for until in looks:
         drawn = {number: file.rows[number] for number in order[len(seen) : until]}
         finding = _row_by_row(
-            file, facts, policy, thresholds, drawn, copied, seen, outliers, chance, watch, progress
-        ) or _all_together(file, facts, thresholds, budget_of(facts, policy), chance, seen, outliers, watch)
+            file, facts, weights, drawn, copied, seen, outliers, chance, watch, progress
+        ) or _all_together(file, facts, weights.any(), chance, seen, outliers, watch)
         if finding is not None or not sequential.undecided(seen.values(), len(rows), facts.validation):
             return finding
     return None
@@ -237,8 +268,7 @@ def budget_of(facts: Facts, policy: LoadedPolicy) -> DrawnGaps:
 def _row_by_row(
     file: File,
     facts: Facts,
-    policy: LoadedPolicy,
-    thresholds: ProofThresholds,
+    weights: FileWeights,
     drawn: Mapping[int, Rollout],
     copied: copies.Agreements,
     looked_at: dict[int, Prefill],
@@ -247,9 +277,62 @@ def _row_by_row(
     watch: Stopwatch,
     progress: Callable[[], None],
 ) -> Finding | None:
-    """Checks for which a row is right or wrong by itself: its proofs, and the sampler's choices. Rows that the latter leave out are few."""
-    budget = budget_of(facts, policy)
+    """Checks for which a row is right or wrong by itself: its proofs, and the sampler's choices. Rows that the latter leave out are few.
+
+    Version by version: of a row with segments each version is shown what it sampled itself, with all that came before as context.
+    """
     of_this_look = [*(file.rows[number] for number in looked_at), *drawn.values()]
+    seen: dict[int, dict[int, Prefill]] = {}
+    for version in weights.versions:
+        pieces = by_version(drawn, version)
+        if not pieces:
+            continue
+        policy = weights.of(version)
+        if weights.finding is not None:
+            return weights.finding
+        finding = _of_one_version(
+            of_version(file, pieces, version),
+            facts,
+            policy,
+            pieces,
+            copied,
+            of_this_look,
+            seen,
+            looked_at,
+            outliers,
+            chance,
+            watch,
+            progress,
+        )
+        if finding is not None:
+            return finding
+    return None
+
+
+def of_version(file: File, pieces: Mapping[int, Rollout], version: int) -> File:
+    """The file as one of its versions made it: `pieces` in the place of their rows. Itself where it has one version."""
+    if len(file.versions) == 1:
+        return file
+    return replace(file, rows=[pieces.get(number, row) for number, row in enumerate(file.rows)], only=version)
+
+
+def _of_one_version(
+    file: File,
+    facts: Facts,
+    policy: LoadedPolicy,
+    drawn: Mapping[int, Rollout],
+    copied: copies.Agreements,
+    of_this_look: Sequence[Rollout],
+    seen: dict[int, dict[int, Prefill]],
+    looked_at: dict[int, Prefill],
+    outliers: dict[int, redraw.Outliers],
+    chance: float,
+    watch: Stopwatch,
+    progress: Callable[[], None],
+) -> Finding | None:
+    """The same of what one version sampled. `seen` has what each version says of a row, `looked_at` all of it together."""
+    thresholds = thresholds_in_force(facts.validation.thresholds, policy.profile)
+    budget = budget_of(facts, policy)
     batches = prefill_rows(policy.model, drawn, facts.eos_token_ids, file.job.sampler, facts.truncation)
     while True:
         with watch("prefill"):
@@ -261,14 +344,15 @@ def _row_by_row(
             errors = computation.measure(file, batch, facts, policy.profile)
             finding = computation.check(file, errors, thresholds)
         with watch("redraw"):
-            outliers |= redraw.outliers(file, batch, budget)
+            redraw.add(outliers, redraw.outliers(file, batch, budget))
             finding = finding or redraw.check(outliers, of_this_look, budget, chance)
         if copied:
             with watch("replay"):  # once more by our own log-probabilities, which nobody can choose
                 finding = finding or copies.find(copied, {number: ours.logprobs for number, ours in batch.items()})
-        looked_at |= {
-            number: ours.judged([each.mantissa_error_mean for each in errors[number]]) for number, ours in batch.items()
-        }
+        for number, ours in batch.items():
+            of_row = seen.setdefault(number, {})
+            of_row[policy.version] = ours.judged([each.mantissa_error_mean for each in errors[number]])
+            looked_at[number] = joined([of_row[version] for version in sorted(of_row)])
         if finding is not None:
             return finding
 
@@ -276,14 +360,14 @@ def _row_by_row(
 def _all_together(
     file: File,
     facts: Facts,
-    thresholds: ProofThresholds,
-    budget: DrawnGaps,
+    policy: LoadedPolicy,
     chance: float,
     looked_at: Mapping[int, Prefill],
     left_out: Collection[int],
     watch: Stopwatch,
 ) -> Finding | None:
-    """Checks that sum over the rows seen so far. Those that the file goes without count with their proofs only."""
+    """Checks that sum over the rows seen so far. Those that the file goes without count with their proofs only. `policy`: any of the file's."""
+    thresholds, budget = thresholds_in_force(facts.validation.thresholds, policy.profile), budget_of(facts, policy)
     with watch("computation"):
         finding = computation.check_mean(file, looked_at, thresholds, chance)
     looked_at = {number: ours for number, ours in looked_at.items() if number not in left_out}

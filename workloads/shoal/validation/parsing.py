@@ -21,7 +21,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from shoal.contracts.rollouts import BATCH_TOKENS, BadRollouts, FileLimits, Rollout, RolloutMetadata, read_batches
+from shoal.contracts.rollouts import (
+    BATCH_TOKENS,
+    BadRollouts,
+    FileLimits,
+    Rollout,
+    RolloutMetadata,
+    check_segments,
+    read_batches,
+)
 
 BYTES_PER_TOKEN = 60
 """Memory of a token while it is read: three columns and its share of the proofs, in the file, unpacked and in the table. Two million tokens were
@@ -105,6 +113,8 @@ class _Count:
             self._tokens += size
             if size > self._limits.row_tokens or {len(row.completion_logprobs), len(row.completion_mask)} != {length}:
                 raise BadRollouts("the reader sent a row that is not allowed")
+            if row.segment_versions or row.segment_starts:
+                check_segments(self._rows - 1, row)
             if self._rows > self._limits.rows or self._tokens > self._limits.tokens:
                 raise BadRollouts("the reader sent more rows or tokens than a file may have")
 
@@ -172,6 +182,8 @@ def _read_in_child(path: str, limits: FileLimits, deadline_seconds: float, answe
         for rows in batches:
             # `asdict` copies every token by itself, which took as long as all the rest.
             plain = [vars(row) | {"proofs": base64.b64encode(row.proofs).decode()} for row in rows]
+            for each in plain if not rows[0].segment_versions else ():
+                del each["segment_versions"], each["segment_starts"]
             answers.send_bytes(json.dumps({"rows": plain}).encode())
         answer: dict[str, Any] = {"end": True}
     except BadRollouts as error:

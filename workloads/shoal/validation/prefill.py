@@ -11,7 +11,7 @@ long as alone: because a mask over a pack costs the square of the pack.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,19 @@ class Prefill:
             hidden=self.hidden.new_empty((0, self.hidden.shape[1])),
             proof_errors=np.asarray(proof_errors, dtype=np.float32),
         )
+
+
+def joined(parts: Sequence[Prefill]) -> Prefill:
+    """One row's Prefills without states, of its segments in their order, as one."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def together(name: str) -> Any:
+        values = [getattr(part, name) for part in parts]
+        return None if any(value is None for value in values) else np.concatenate(values)
+
+    names = [each.name for each in fields(Prefill) if each.name != "hidden"]
+    return replace(parts[0], **{name: together(name) for name in names})
 
 
 def batches(lengths: Mapping[int, int], budget: int = BATCH_TOKENS) -> list[list[int]]:

@@ -130,10 +130,10 @@ def step_for(
     open_steps = openable_steps(state)  # by now it may be none: a verdict seals the last one whenever it comes
     first = open_steps[0] if open_steps else load.step
     info = _told(state, state.codec.step(load.step), latest, load, first, leases)
-    rollouts = state.config.rollouts
-    if rollouts is None or not in_parts or not may_be_parted(state.codec.step(load.step)):
+    seconds = state.config.part_seconds
+    if seconds is None or not in_parts or not may_be_parted(state.codec.step(load.step)):
         return info
-    return info.model_copy(update={"hand_in_every_seconds": rollouts.hand_in_every_seconds})
+    return info.model_copy(update={"hand_in_every_seconds": seconds})
 
 
 def _told(

@@ -33,8 +33,10 @@ def split(state: RunState, lease: LeaseRecord, handed: HandedPart | None) -> tup
     if handed is None:
         return lease.part, None
     work = known(state, lease.lease.step)
-    if state.config.rollouts is None:
-        raise Refusal(ProblemCode.WRONG_GROUPS, "this run takes leases whole: its spec has no `rollouts`")
+    if state.config.part_seconds is None:
+        raise Refusal(
+            ProblemCode.WRONG_GROUPS, "this run takes leases whole: its spec has no `rollouts.handInEverySeconds`"
+        )
     if work is None or not may_be_parted(work):
         raise Refusal(ProblemCode.WRONG_GROUPS, f"a lease for {lease.lease.step} is handed in whole: it has no parts")
     whole = lease.part or LeasePart(

@@ -59,6 +59,15 @@ def outliers(file: File, prefills: Mapping[int, Prefill], budget: DrawnGaps) -> 
     return found
 
 
+def add(found: dict[int, Outliers], more: Mapping[int, Outliers]) -> None:
+    """Put what was found in another segment of some rows with what is known of them."""
+    for number, each in more.items():
+        before = found.get(number)
+        if before is not None:
+            each = Outliers(before.count + each.count, before.tokens + each.tokens, before.words)
+        found[number] = each
+
+
 def check(found: Mapping[int, Outliers], rows: Collection[Rollout], budget: DrawnGaps, chance: float) -> Finding | None:
     """No more rows have such a token than rounding explains in `rows`; none at all where the budget does not say how many do.
 
