@@ -234,7 +234,7 @@ class _FileCheck:
         return [row for row in wanted if row not in far]
 
     def _proof_finding(self, *, every_row: bool) -> Finding | None:
-        weights = judge.FileWeights(self._file, _Source(self._policy_of), self._watch)
+        weights = judge.FileWeights(self._file, _VersionsHere(self._policy_of), self._watch)
         settings = self._facts.validation.model_copy(
             update={"proof_rows_share": self._looks.rows, "proof_rows_floor": 1, "probation_files": 0}
         )
@@ -247,7 +247,7 @@ class _FileCheck:
 
 
 @dataclass(frozen=True)
-class _Source:
+class _VersionsHere:
     """The judge's source of weights: here every version is loaded to know its digest."""
 
     get: PolicyOf
