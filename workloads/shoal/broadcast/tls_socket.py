@@ -54,7 +54,7 @@ class TlsSocket(socket.socket):
 
     @property
     def drained(self) -> bool:
-        """Whether everything that was taken from the kernel was read, but for a part of a record."""
+        """Whether everything that was taken from the kernel was read, except for a part of a record."""
         return self._drained
 
     def sendall(self, data: Any, flags: int = 0) -> None:
