@@ -94,8 +94,8 @@ def encoded_against(store: Store, versions: Iterable[int], trainer_key: Signer) 
 def delete_shards(store: Store, version: int, may_go: Callable[[], bool] = lambda: True) -> bool:
     """Remove a published version's shards and their descriptors; opening record and seal stay. False where it may not go after all.
 
-    `may_go` is asked when one descriptor is gone already: who promotes a version writes the tag first and then lists the version. Of the two
-    at once, the deletion sees the tag and puts the descriptor back, or the promotion sees the gap and takes the tag back.
+    `may_go` is asked when one descriptor is gone already: who promotes a version writes the tag first and then lists the version. So of the
+    two at once one sees the other. The deletion puts the descriptor back, or the promotion takes the tag back.
     """
     first = keys.version_descriptor(version, 0)
     try:
