@@ -17,7 +17,8 @@ SUBMISSIONS = Counter("shoal_worker_submissions_total", "Files handed to the age
 TOOL_CALLS = Counter("shoal_worker_tool_calls_total", "Calls of tools: answered, unanswered or failed.", ["outcome"])
 RETURNED = Counter(
     "shoal_worker_returned_total",
-    "Leases without a file, by cause: leaving, sealed, tool, late (its time is over, or would be), failed or refused (its file).",
+    "Leases without a file, by cause: leaving, sealed, tool, late (its time is over, or would be), failed or refused (its file), swap"
+    " (the weights are too new for it).",
     ["reason"],
 )
 REASONS = ("leaving", "sealed", "tool", "late", "failed", "refused", "swap")
