@@ -227,8 +227,9 @@ def test_a_digest_is_asked_for_without_its_version(
 ) -> None:
     monkeypatch.setattr(Policies, "get", lambda *_: pytest.fail("a version is loaded"))
     copy = Copy(world, tmp_path)
-    weights = Weights(Evidence(copy.store, copy.config, copy.ledger(), copy.entries()), tmp_path / "policies")
-    manifest = read_sealed_manifest(copy.store, 0, HeldKeys(copy.config.roster, "trainer"))
+    evidence = Evidence(copy.store, copy.config, copy.ledger(), copy.entries())
+    weights = Weights(evidence, tmp_path / "policies")
+    manifest = read_sealed_manifest(copy.store, 0, HeldKeys(evidence.roster, "trainer"))
     assert weights.digest(0) == manifest.sha256
     with pytest.raises(CannotCheck, match="the weights of version 999 are not in the store"):
         weights.digest(999)
