@@ -2,7 +2,10 @@
 
 `python -m benchmarks.agents.tool_rise [--seeds N]` trains the model of `examples/tool/tiny.yaml` with its recipe, once with the calculator and once
 without: then a call ends the completion unanswered, so that the model has only its head. Both arms of a seed begin with the same weights and ask the
-same sums. The environment, its tools and scores, the warm start and the trainer's functions are those of a run; rollouts of step `s` are sampled in
+same sums. Without the calculator no sum is ever right, so no group has signal and that arm cannot rise by construction: it shows that only calls earn
+a reward. A seed whose warm start fails is named in `warm_start_failed`, and has no rise.
+
+The environment, its tools and scores, the warm start and the trainer's functions are those of a run; rollouts of step `s` are sampled in
 this process with the weights of version `s - k`, as in `benchmarks.reproduce`. Writes `benchmarks/results/agents.json` and
 `docs/images/tool_reward.svg`. A seed takes some minutes of one core; a crash loses the seed in hand only.
 """
@@ -33,7 +36,7 @@ from shoal.cli.local_run import config_of, read_manifest
 from shoal.contracts.run import RunConfig
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Score
-from shoal.environments.generated_model import make_model
+from shoal.environments.generated_model import WarmStartFailed, make_model
 from shoal.environments.prompts import prompt_tokens
 from shoal.environments.sampling import sample_episodes
 from shoal.environments.tokens import completion_text
@@ -153,13 +156,15 @@ def groups(
 
 
 def seed_of(config: RunConfig, seed: int) -> dict[str, Any]:
-    """Both arms of one seed. The base model is made as prepare makes it."""
+    """Both arms of one seed, or why its warm start failed. The base model is made as prepare makes it."""
     assert config.model.generated is not None
     base, began = CACHE / f"base-{seed}", time.process_time()
     shutil.rmtree(base, ignore_errors=True)
-    right = make_model(
-        base, Tool(), [None], config.model.generated, config.recipe.max_sequence_length, seed, lambda *_: None
-    )
+    generated, length = config.model.generated, config.recipe.max_sequence_length
+    try:
+        right = make_model(base, Tool(), [None], generated, length, seed, lambda *_: None)
+    except WarmStartFailed as error:
+        return {"seed": seed, "warm_start_failed": str(error)}
     found = {name: train(config, base, environment, seed) for name, environment in ARMS.items()}
     shutil.rmtree(base)
     return {
@@ -173,12 +178,24 @@ def seed_of(config: RunConfig, seed: int) -> dict[str, Any]:
     }
 
 
+def trained_of(seeds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The seeds whose warm start succeeded. Raises SystemExit without any."""
+    trained = [each for each in seeds if "rise" in each]
+    if not trained:
+        raise SystemExit("The warm start of every seed failed, so there is no rise to tell.")
+    return trained
+
+
 def figures_of(seeds: Sequence[dict[str, Any]], config: RunConfig) -> dict[str, Any]:
-    """What stands in `agents.json`: the smallest rise with the calculator, and everything by seed."""
+    """What stands in `agents.json`: the smallest rise with the calculator of seeds whose warm start succeeded, and everything by seed."""
+    failed = [each["seed"] for each in seeds if "warm_start_failed" in each]
+    trained = trained_of(seeds)
     return {
-        "tool_reward_rise": round(min(each["rise"]["with_tool"] for each in seeds), 3),
+        "tool_reward_warm_starts_failed": len(failed),
+        "tool_reward_rise": round(min(each["rise"]["with_tool"] for each in trained), 3),
         "tool_reward": {
-            "largest_rise_without_tool": round(max(each["rise"]["without_tool"] for each in seeds), 3),
+            "largest_rise_without_tool": round(max(each["rise"]["without_tool"] for each in trained), 3),
+            "warm_start_failed": failed,
             "steps": config.steps,
             "held_out_tasks": HELD_OUT,
             "seeds": list(seeds),
@@ -188,7 +205,8 @@ def figures_of(seeds: Sequence[dict[str, Any]], config: RunConfig) -> dict[str, 
 
 
 def draw(seeds: Sequence[dict[str, Any]], path: Path) -> None:
-    """Held-out reward and share of calls by step: a thin line a seed, a thick one their mean."""
+    """Held-out reward and share of calls by step: a thin line for each trained seed, a thick one for their mean."""
+    seeds = trained_of(seeds)
     titles = {"with_tool": "with the calculator", "without_tool": "without"}
     panels = {"held_out_reward": "held-out sums that are right", "calls": "answers that call the calculator"}
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": "shoal"}):
@@ -221,7 +239,9 @@ def main() -> None:
             write_json(kept, seed_of(config, seed))
         seeds.append(json.loads(kept.read_text()))
     found = figures_of(seeds, config)
-    print(json.dumps({"tool_reward_rise": found["tool_reward_rise"]} | {"by_seed": [each["rise"] for each in seeds]}))
+    print(
+        json.dumps({"tool_reward_rise": found["tool_reward_rise"]} | {"by_seed": [each.get("rise") for each in seeds]})
+    )
     write_json(RESULT, json.loads(RESULT.read_text()) | found)
     draw(seeds, PICTURE)
 
