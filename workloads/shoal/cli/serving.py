@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="serving",
-    help="Promote a version of a run to serving, and serve what is promoted. Example: shoal serving promote arithmetic --best --reason 'release 1'",
+    help="Promote versions of a run to serving, and follow them. Example: shoal serving promote arithmetic --best --reason 'release 1'",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
