@@ -81,7 +81,7 @@ def sample_episodes(
     """
     ends = frozenset([model.config.eos_token_id])
     tools = Tools(environment, tokenizer, ends) if isinstance(environment, WithTools) else None
-    rows = [SampledRow(tools, tools and _answering(tools, task, max_tokens)) for task, _ in asked]
+    rows = [SampledRow(tools, _answering(tools, task, max_tokens) if tools is not None else None) for task, _ in asked]
     _sample_rows(model, [prompt for _, prompt in asked], rows, max_tokens, seed, 1.0)
     return rows
 
