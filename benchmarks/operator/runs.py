@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.operator.cluster import (
     CREATORS,
     Bench,
+    Deadline,
     Kube,
     Object,
     OperatorProcess,
@@ -31,6 +32,8 @@ from shoal_operator.engine.kinds import CHILDREN, OWN
 TENANTS = 20
 SETTLE_SECONDS = 30.0
 """Between the last child and what is measured as steady: what follows writes of our own is over then."""
+LONGEST_COLD_START = 300.0
+"""Seconds; a figure as high as this says that the queue was never empty."""
 EDITS_PER_SECOND = 4.0
 VALUES = 250
 """Replicas of validators that an edit asks for, from 2 on: with the run's name a number that says which edit it was. The CRD takes 256."""
@@ -80,7 +83,7 @@ def measure_runs(bench: Bench, runs: int, seconds: float, say: Callable[[str], N
         memory = resident_mib(operator)
         operator.stop()
         say("starting the operator again")
-        operator, cold = _cold_start(bench, seen, spaces, at_work)
+        operator, cold = _cold_start(bench, seen, spaces, at_work, say)
         memory = max(memory, resident_mib(operator))
         say("killing the leader")
         failover = _failover(bench, seen, operator, spaces, at_work[0])
@@ -137,7 +140,9 @@ def _edit_latencies(kube: Kube, seen: Seen, spaces: dict[str, str], names: list[
     return sorted(1000 * (seen.replicas[edit] - at) for edit, at in sent.items())
 
 
-def _cold_start(bench: Bench, seen: Seen, spaces: dict[str, str], names: list[str]) -> tuple[OperatorProcess, float]:
+def _cold_start(
+    bench: Bench, seen: Seen, spaces: dict[str, str], names: list[str], say: Callable[[str], None]
+) -> tuple[OperatorProcess, float]:
     """Seconds until an operator that starts has looked at every object, and applied what was edited of a tenth of the runs while it was away."""
     bench.kube.delete("Lease", "shoal-operator", "shoal-system")
     sent = {_edit(bench.kube, spaces, name, VALUES + 3) for name in names[::10]}
@@ -145,11 +150,23 @@ def _cold_start(bench: Bench, seen: Seen, spaces: dict[str, str], names: list[st
     began = time.monotonic()
     process = bench.operator("cold")
 
-    def through() -> bool:
-        depth = process.metrics().get('workqueue_depth{name="shoal"}')
-        return sent <= seen.replicas.keys() and reconciles(process) >= objects and depth == 0
+    told = began
 
-    wait("every run to be looked at", through, 600, interval=0.2)
+    def through() -> bool:
+        nonlocal told
+        depth, looked = process.metrics().get('workqueue_depth{name="shoal"}'), reconciles(process)
+        missing = len(sent - seen.replicas.keys())
+        if time.monotonic() - told > 10:
+            told = time.monotonic()
+            say(
+                f"after {told - began:.0f} s: {missing} of {len(sent)} edits missing, {looked} of {objects} looks, queue {depth}"
+            )
+        return not missing and looked >= objects and depth == 0
+
+    try:
+        wait("every run to be looked at", through, LONGEST_COLD_START, interval=0.2)
+    except Deadline as never:
+        say(f"{never}: the figure is that time")
     return process, time.monotonic() - began
 
 

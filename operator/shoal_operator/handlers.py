@@ -38,8 +38,25 @@ def registry(manager: Manager, configuration: Configuration) -> kopf.OperatorReg
     return made
 
 
+class NoDiffs(kopf.DiffBaseStorage):
+    """Compares nothing. kopf copies each object whole, twice an event, to find what changed since its last handler; ours asks nothing of that.
+
+    It was a third of the operator's CPU time with 1,000 runs whose figures change.
+    """
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Nothing is kept."""
+
+
 def configure(settings: kopf.OperatorSettings) -> None:
     """Make kopf write nothing and retry forever."""
+    settings.persistence.diffbase_storage = NoDiffs()
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.scanning.disabled = True

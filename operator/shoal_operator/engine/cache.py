@@ -5,6 +5,7 @@ events of informers and kopf, whole lists, and the answers to our own writes; th
 a request, and keys for the work queue. Objects are kept as compact JSON: a tenth of the memory of dicts, and each reader gets a copy of its own.
 """
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -91,7 +92,8 @@ def owner_of(kind: str, metadata: Mapping[str, Any]) -> Key | None:
 def entry_of(found: Object) -> CachedObject:
     """An object as it is kept; raises KeyError or ValueError for what is not an object of an API server."""
     metadata = found["metadata"]
-    labels = metadata.get("labels") or {}
+    # The same few hundred strings in every object of every run: one copy of each.
+    labels = {sys.intern(label): sys.intern(value) for label, value in (metadata.get("labels") or {}).items()}
     run = found.get("spec", {}).get("run", "") if found["kind"] in OWN_KINDS else labels.get(RUN_LABEL, "")
     return CachedObject(
         version=int(metadata["resourceVersion"]),
@@ -189,8 +191,12 @@ class Cache:
 
         A known version, such as that of our own write, changes nothing and queues no key.
         """
+        metadata = found["metadata"]
+        key = Key(found["kind"], metadata["namespace"], metadata["name"])
+        known = self._entries.get(key)
+        if event != "DELETED" and known is not None and known.version == int(metadata["resourceVersion"]):
+            return
         entry = entry_of(found)
-        key = Key(found["kind"], found["metadata"]["namespace"], found["metadata"]["name"])
         with self._lock:
             before = self._entries.get(key)
             if event == "DELETED":

@@ -171,6 +171,34 @@ def test_a_namespace_with_a_thousand_ready_keys_does_not_delay_anothers_edit() -
     assert not queue._ready
 
 
+def test_an_edit_goes_before_keys_that_came_by_the_clock_which_still_have_every_fourth_turn() -> None:
+    queue, clock = queue_and_clock()
+    routine = [Key("TrainingRun", "ns", f"r{number}") for number in range(8)]
+    for key in routine[:4]:
+        queue.add_routine(key)
+    for key in routine[4:]:
+        queue.add_after(key, 1)
+    clock.now += 2
+    edited = [Key("TrainingRun", "ns", f"e{number}") for number in range(6)]
+    for key in edited:
+        queue.add(key)
+    assert queue.depth() == 14
+    order = drain(queue)
+    assert order[:8] == [*edited[:3], routine[0], *edited[3:6], routine[1]]
+    assert order[8:] == routine[2:]
+
+
+def test_a_key_that_came_by_the_clock_and_is_then_edited_moves_before_the_others_and_is_worked_on_once() -> None:
+    queue, _ = queue_and_clock()
+    for key in (A, B, C):
+        queue.add_routine(key)
+    queue.add(C)
+    queue.add_routine(C)
+    assert drain(queue) == [C, A, B]
+    assert not queue._ready
+    assert not queue._routine
+
+
 def test_namespaces_take_turns_for_as_long_as_they_have_ready_keys() -> None:
     queue, _ = queue_and_clock()
     for key in (A, B, C, *(each._replace(namespace="other") for each in (A, B))):
