@@ -1,13 +1,14 @@
 """A real vLLM engine that does a list of commands: `engine_process.py FOLDER` reads commands.json there and writes
 results.json.
 
-Started by `tiny_policy.run_engine`. Commands: start (folder, settings), generate (requests, stop_after decoding steps), join (requests),
-continue (folder of the tokenizer: the continuations of what was generated last, as `tiny_policy.PUBLIC_VINE` has them),
+Started by `tiny_policy.run_engine`. Commands: start (folder, settings; the engine before ends), generate (requests, stop_after decoding
+steps), join (requests), continue (folder of the tokenizer: the continuations of what was generated last, as `tiny_policy.PUBLIC_VINE` has them),
 cut (requests, stop_after decoding steps, folder of the weights that they go on under, version of the first),
 swap (folder), preemptions (how many there were), version (found).
 """
 
 import base64
+import gc
 import json
 import sys
 import time
@@ -118,12 +119,17 @@ def cut(engine: Engine, command: dict[str, Any]) -> list[dict[str, Any]]:
 def main(folder: Path) -> None:
     count_preemptions()
     results: list[Any] = []
+    engine: Engine | None = None
     for command in json.loads((folder / "commands.json").read_text()):
         match command["do"]:
             case "start":
                 checkpoint = read_checkpoint(Path(command["folder"]))
                 settings = EngineSettings(**command.get("settings", {}))
                 length = command.get("length", 128)
+                if engine is not None:
+                    engine.close()
+                    engine = None  # what it held for the whole process goes before the next one makes its own
+                    gc.collect()
                 engine = Engine(
                     checkpoint, max_sequence_length=length, batch=16, settings=settings, cuts=command.get("cuts", False)
                 )
