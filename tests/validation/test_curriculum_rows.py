@@ -25,7 +25,8 @@ class Fixed:
 
 @pytest.fixture
 def facts(court: Court) -> Facts:
-    return replace(court.facts, curriculum=Fixed())
+    own: Facts = court.facts
+    return replace(own, curriculum=Fixed())
 
 
 def found(court: Court, facts: Facts, prompts: list[int] | None, pools: str = POOLS.digest) -> Finding | None:

@@ -1,7 +1,8 @@
 """The pools of each step of a run with a curriculum (`tasks.curriculum`), from the batches of earlier steps.
 
-Step `s` opens when version `s - asyncLevel` is there, so the batches of all steps below that number are sealed and in the ledger. They decide
-its pools, and each later batch decides nothing. So nobody sends a table: orchestrator, validators and audits compute it, each from the batches that it reads.
+Step `s` opens when version `s - asyncLevel` is there, so the batches of all steps below that number are sealed and in the ledger.
+They decide its pools, and each later batch decides nothing.
+So nobody sends a table: orchestrator, validators and audits compute it, each from the batches that it reads.
 The beacon of step `s` is committed to before and revealed after these batches are sealed.
 
 Costs: after a start one read for each earlier step, 16 kB for a thousand groups; then one for each new step. Memory: `sampling.curriculum`.

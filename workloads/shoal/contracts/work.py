@@ -238,8 +238,9 @@ class LeasePart(Contract):
 
 def pools_digest(work: Work) -> str | None:
     """The digest of the pools that prompts are drawn from; None for work without a curriculum."""
-    pooled = isinstance(work, TrainingStep) and work.curriculum is not None
-    return work.curriculum.of(work.number).digest if pooled else None
+    if not isinstance(work, TrainingStep) or work.curriculum is None:
+        return None
+    return work.curriculum.of(work.number).digest
 
 
 def may_be_parted(work: Work) -> bool:
@@ -263,12 +264,28 @@ def draw(
         return [whole[place] for place in part.groups]
     node, submission = work.drawn_for(node, submission)
     drawn, shape = work.drawn, work.shape
-    if isinstance(work, TrainingStep) and (work.prompts is not None or work.curriculum is not None):
-        asked = {"beacon": beacon, "run": run, "step": work.number, "node": node, "submission": submission}
-        prompts = work.prompts
-        if prompts is None and work.curriculum is not None:
-            prompts = draw_from_pools(**asked, groups=shape.groups, pools=work.curriculum.of(work.number))
-        return draw_for_prompts(**asked, prompts=prompts or (), group_size=shape.group_size, targets=shape.targets)
+    prompts = work.prompts if isinstance(work, TrainingStep) else None
+    if prompts is None and isinstance(work, TrainingStep) and work.curriculum is not None:
+        prompts = draw_from_pools(
+            beacon=beacon,
+            run=run,
+            step=work.number,
+            node=node,
+            submission=submission,
+            groups=shape.groups,
+            pools=work.curriculum.of(work.number),
+        )
+    if prompts is not None:
+        return draw_for_prompts(
+            beacon=beacon,
+            run=run,
+            step=work.number,
+            node=node,
+            submission=submission,
+            prompts=prompts,
+            group_size=shape.group_size,
+            targets=shape.targets,
+        )
     if isinstance(work, TrainingStep) and work.sources:
         return draw_mixture(
             beacon=beacon,

@@ -31,7 +31,7 @@ class PoolRule:
     """What a run says of its pools. `weights`: one for each of `POOLS`, 1 or more.
 
     A problem is hard whose rate is below `hard_below`, easy from `easy_from` on. `votes`: groups that its moving mean is over.
-    `most_often`: a problem is drawn at most so many times as often as without pools.
+    `most_often`: limit of how often a problem is drawn, as a multiple of its draws without pools.
     """
 
     weights: tuple[int, int, int, int]
