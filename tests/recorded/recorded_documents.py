@@ -81,6 +81,7 @@ from shoal.contracts.protocol import (
     VersionAnnouncement,
 )
 from shoal.contracts.recipe import (
+    Curriculum,
     DrawnGaps,
     FileMean,
     Lora,
@@ -89,6 +90,7 @@ from shoal.contracts.recipe import (
     OfflineFilter,
     Offload,
     OverlongShaping,
+    PoolWeights,
     ProofThresholds,
     Recipe,
     Retention,
@@ -477,6 +479,10 @@ DOCUMENTS: dict[str, Contract] = {
             MixtureSource(name="programs", environment="code", count=64, prompt=PromptSettings(template="Raw")),
         ]
     ),
+    "tasks-with-a-curriculum": TaskSource(environment="arithmetic", curriculum=Curriculum(weights=PoolWeights(middle=8), votes=6)),
+    "lease-of-a-curriculum": sample(Lease).model_copy(update={"prompts": [7, 3]}),
+    "validation-job-of-a-curriculum": sample(ValidationJob).model_copy(update={"pools": DIGEST}),
+    "batch-of-a-curriculum": sample(StepBatch).model_copy(update={"solved": [(7, 0.5), (3, 1.0)]}),
     "public-run-several-versions": sample(PublicRun).model_copy(update={"several_versions": True}),
     "sources-of-a-mixture": sample(PublicRun).model_copy(
         update={

@@ -17,6 +17,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from shoal.broadcast.nginx_status import NginxStatus
 from shoal.contracts.protocol import NodeState
 from shoal.contracts.verdicts import RejectReason
+from shoal.sampling.curriculum import POOLS
 from shoal.telemetry.disk import FOLDERS, DiskSpace
 from shoal_operator.engine.kinds import OWN_KINDS
 from shoal_operator.engine.metrics import Gauges, Metrics
@@ -93,6 +94,9 @@ VALUES: dict[tuple[str, str], tuple[str, ...]] = {
     ("shoal_heartbeats", "state"): get_args(NodeState),
     ("shoal_step_groups", "kind"): ("accepted", "needed", "pending"),
     ("shoal_judged_groups", "outcome"): ("kept", "dropped"),
+    ("shoal_curriculum_problems", "pool"): POOLS,
+    ("shoal_curriculum_solve_rate", "pool"): POOLS,
+    ("shoal_curriculum_groups", "pool"): POOLS,
     ("shoal_leases", "outcome"): ("granted", "quota", "refused"),
     ("shoal_upload_grants", "outcome"): ("granted", "quota", "refused"),
     ("shoal_submissions", "status"): ("queued", "accepted", "rejected", "expired"),

@@ -13,6 +13,7 @@ from celpy.adapter import json_to_cel
 from celpy.evaluation import CELEvalError
 
 from shoal_operator.api.algorithm_rules import ALGORITHM_RULES, GROUP_SIZE
+from shoal_operator.api.curriculum_rules import CURRICULUM_RULES
 from shoal_operator.api.evaluation_rules import EVALUATION_RULES
 from shoal_operator.api.file_rules import FILE_RULES
 from shoal_operator.api.island_rules import ISLAND_RULES
@@ -37,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     *OBJECTIVE_RULES,
     *OFFLOAD_RULES,
     *MUON_RULES,
+    *CURRICULUM_RULES,
     Rule(
         model="Recipe",
         expression=f"(self.promptsPerStep * {GROUP_SIZE}) % self.optimizerSteps == 0",

@@ -19,7 +19,7 @@ COMPONENT = "filter"
 def sampled_tasks(tasks: TaskSource) -> TaskSource:
     """The tasks that the filter's run samples: all, or of a mixture the sources whose filters need it."""
     if tasks.mixture is None:
-        return tasks.model_copy(update={"offline_filter": None})
+        return tasks.model_copy(update={"offline_filter": None, "curriculum": None})
     sampled = [each.model_copy(update={"offline_filter": None}) for each in tasks.mixture if each.is_sampled_first]
     return tasks.model_copy(update={"mixture": sampled})
 

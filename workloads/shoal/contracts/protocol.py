@@ -17,7 +17,7 @@ from shoal.contracts.islands import IslandsProgress
 from shoal.contracts.pools import CodeClaim, Sampler
 from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.signed import Signed
-from shoal.contracts.steps import StepMetrics
+from shoal.contracts.steps import PromptIndex, StepMetrics
 from shoal.contracts.weights import VersionNumber
 from shoal.contracts.work import LeasePart, ascending
 
@@ -267,6 +267,14 @@ class Lease(Contract):
     part: LeasePart | None = Field(
         default=None, exclude_if=unset, description="the rest of a lease of which other groups were handed in"
     )
+    prompts: list[PromptIndex] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=65536,
+        exclude_if=unset,
+        description="of a run with a curriculum: rows of the task table for all groups of the draw, in their order."
+        " Whoever has the batches draws them again",
+    )
 
 
 def rest_of(lease: LeaseId) -> LeaseId:
@@ -425,6 +433,11 @@ class ValidationJob(Contract):
     )
     part: LeasePart | None = Field(
         default=None, exclude_if=unset, description="that the file must hold; None: all that is drawn for its number"
+    )
+    pools: Sha256Hex | None = Field(
+        default=None,
+        exclude_if=unset,
+        description="of a run with a curriculum: digest of the step's pools, as the orchestrator has them",
     )
 
 

@@ -18,6 +18,7 @@ from shoal.contracts.prime import PrimeSettings
 from shoal.contracts.prompts import PromptSettings
 from shoal.contracts.schedules import Schedules
 from shoal.contracts.vine import VineSettings
+from shoal.sampling.curriculum import PoolRule
 
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -440,6 +441,49 @@ class MixtureSource(TaskOrigin):
     )
 
 
+PoolWeight = Annotated[int, Field(ge=1, le=LARGEST_WEIGHT)]
+
+
+class PoolWeights(SpecModel):
+    """Shares of the prompts that are sampled: each number of the sum of all. Each is 1 or more, so that every problem comes again some time."""
+
+    unseen: PoolWeight = Field(2, description="Problems that the run has not tried yet.")
+    hard: PoolWeight = Field(1, description="Problems whose solve rate is below hardBelow.")
+    middle: PoolWeight = Field(4, description="Problems between the two.")
+    easy: PoolWeight = Field(1, description="Problems whose solve rate is easyFrom or more.")
+
+
+class Curriculum(SpecModel):
+    """Pools of problems by the solve rate that the run itself measures: how often each pool is drawn from."""
+
+    weights: PoolWeights = Field(default_factory=PoolWeights, description="Each pool's share of the prompts.")
+    hard_below: float = Field(
+        0.125, gt=0.0, le=1.0, description="Problems with a lower share of right answers are hard."
+    )
+    easy_from: float = Field(
+        0.875, gt=0.0, le=1.0, description="Problems with at least this share of right answers are easy."
+    )
+    votes: int = Field(
+        4,
+        ge=1,
+        le=1000,
+        description="Groups of a problem that its solve rate is a mean over. From then on each new group counts 1 / votes, and older ones fade.",
+    )
+    most_often: int = Field(
+        8,
+        ge=1,
+        le=1000,
+        description="A pool's share is at most this number times its share of the problems, or one prompt in a thousand."
+        " A small pool leaves the rest to others.",
+    )
+
+    @property
+    def rule(self) -> PoolRule:
+        """The same for whoever makes pools."""
+        weights = (self.weights.unseen, self.weights.hard, self.weights.middle, self.weights.easy)
+        return PoolRule(weights, self.hard_below, self.easy_from, self.votes, self.most_often)
+
+
 class TaskSource(TaskOrigin):
     """Tasks of one environment, or a mixture of several sources."""
 
@@ -448,6 +492,11 @@ class TaskSource(TaskOrigin):
         exclude_if=unset,
         description="Sources that are trained on together, each with its own environment, data and weight. Given instead of environment, count,"
         " dataset and offlineFilter; prompt counts for sources that have none. Absent: one environment.",
+    )
+    curriculum: Curriculum | None = Field(
+        None,
+        exclude_if=unset,
+        description="Draw problems from pools, by the solve rate that the run measures. Absent: all problems are drawn equally often.",
     )
 
     @property

@@ -4,6 +4,7 @@ Made by the operator's builders from a `TrainingRun` and by nothing else; read o
 """
 
 import os
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex, unset
+from shoal.contracts.curriculum import pools_of_steps
 from shoal.contracts.datasets import GenerateSettings, Mode
 from shoal.contracts.evaluation import BenchmarkTerms, Truncation
 from shoal.contracts.hub import HubCommit
@@ -25,6 +27,7 @@ from shoal.contracts.recipe import LengthReward, Sampling, TrainerSettings, Vali
 from shoal.contracts.roster import Roster, verified_roster
 from shoal.contracts.settings import RunSettings
 from shoal.contracts.signed import Signed
+from shoal.contracts.steps import StepBatch
 from shoal.contracts.trust import KeysNotice, TrustedKeys
 from shoal.contracts.vine import VineSettings
 from shoal.contracts.weights import VersionNumber
@@ -239,12 +242,13 @@ class Prepared(Contract):
         description="of every repository that was read from a hub; None: there was none, or prepare was older",
     )
 
-    def codec(self, config: RunConfig) -> WorkCodec:
-        """The meaning of the numbers of this run's work."""
+    def codec(self, config: RunConfig, read_batch: Callable[[int], StepBatch]) -> WorkCodec:
+        """The meaning of the numbers of this run's work; `read_batch` gives the sealed batch of a step, which a curriculum follows from."""
         shape = FileShape.of(config.sampling, config.recipe.group_size, config.length_reward, config.recipe.rows_each)
         sources = rows_of_sources(self.mixture, config.length_reward)
         pinned = self.benchmarks if config.evaluation is not None else []
-        return WorkCodec(config.mode, shape, self.task_count, config.async_level, pinned, sources)
+        pools = pools_of_steps(config.tasks.curriculum, self.task_count, config.async_level, read_batch)
+        return WorkCodec(config.mode, shape, self.task_count, config.async_level, pinned, sources, pools)
 
 
 class AgentState(Contract):

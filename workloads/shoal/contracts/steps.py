@@ -1,8 +1,13 @@
 """What a step trains on, and what came of it: `steps/000007/batch.json` and `steps/000007/metrics.json`."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex, unset
+
+PromptIndex = Annotated[int, Field(ge=0)]
+SolvedShare = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class BatchFile(Contract):
@@ -34,6 +39,13 @@ class StepBatch(Contract):
     files: list[BatchFile] = Field(min_length=1, max_length=1_000_000)
     by_source: dict[str, SourceGroups] = Field(
         default_factory=dict, max_length=16, exclude_if=unset, description="of a run on a mixture: each source"
+    )
+    solved: list[tuple[PromptIndex, SolvedShare]] = Field(
+        default_factory=list,
+        max_length=1_000_000,
+        exclude_if=unset,
+        description="of a run with a curriculum: row of the task table and share of right answers for each group that was accepted before the step"
+        " was full, in the ledger's order",
     )
 
 

@@ -10,10 +10,10 @@ function that does not answer for it. Pure.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 from pydantic import Field, field_validator
 
@@ -21,7 +21,16 @@ from shoal.contracts.base import Contract, NodeId
 from shoal.contracts.datasets import Mode
 from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.recipe import LengthReward, Sampling
-from shoal.sampling.draw import DrawnGroup, draw_mixture, draw_submission, own_tasks, slice_tasks
+from shoal.sampling.curriculum import Pools
+from shoal.sampling.draw import (
+    DrawnGroup,
+    draw_for_prompts,
+    draw_from_pools,
+    draw_mixture,
+    draw_submission,
+    own_tasks,
+    slice_tasks,
+)
 from shoal.sampling.mixture import SourceRows
 
 EVERYBODY: NodeId = "0" * 64
@@ -79,6 +88,12 @@ class FileShape:
         return lease_seconds(self.max_completion_tokens, self.rows - self.completions)
 
 
+class PoolsByStep(Protocol):
+    """The part of `contracts.curriculum.StepPools` that a draw needs."""
+
+    def of(self, step: int) -> Pools: ...
+
+
 @dataclass(frozen=True)
 class _Step:
     """The common part of the steps of all modes: a number of their own, and the run's task table."""
@@ -101,9 +116,24 @@ class _Step:
 
 @dataclass(frozen=True)
 class TrainingStep(_Step):
-    """A step of training: each file draws prompts of its own from the whole task table, of a mixture by its sources' turns."""
+    """A step of training: each file draws prompts of its own from the whole task table, of a mixture by its sources' turns.
+
+    With a curriculum by the turns of its pools: `curriculum` has them where the run's batches can be read. A worker cannot read them, and is told
+    the `prompts` of its lease.
+    """
 
     async_level: int
+    curriculum: PoolsByStep | None = field(default=None, kw_only=True, compare=False)
+    prompts: Sequence[int] | None = field(default=None, kw_only=True)
+
+    def on(self, prompts: Sequence[int]) -> Self:
+        """The same step with these prompts of one lease. ValueError for rows that the task table does not have, and for too few or too many."""
+        known = [row for row in set(prompts) if 0 <= row < self.task_count]
+        if not len(known) == len(prompts) == self.shape.groups:
+            raise ValueError(
+                f"a lease names {len(prompts)} prompts, {len(known)} different ones of the task table; allowed: {self.shape.groups}"
+            )
+        return replace(self, prompts=tuple(prompts))
 
     @property
     def window(self) -> tuple[int, int]:
@@ -206,6 +236,13 @@ class LeasePart(Contract):
         return self.node, self.submission
 
 
+def pools_digest(work: Work) -> str | None:
+    """The digest of the pools that prompts are drawn from; None for work without a curriculum."""
+    if not isinstance(work, TrainingStep) or work.curriculum is None:
+        return None
+    return work.curriculum.of(work.number).digest
+
+
 def may_be_parted(work: Work) -> bool:
     """Whether a lease for this work may be handed in in parts: a step's of several groups, without rows that continue all of them."""
     return isinstance(work, TrainingStep) and work.shape.groups > 1 and work.shape.rows_each == 1
@@ -227,6 +264,28 @@ def draw(
         return [whole[place] for place in part.groups]
     node, submission = work.drawn_for(node, submission)
     drawn, shape = work.drawn, work.shape
+    prompts = work.prompts if isinstance(work, TrainingStep) else None
+    if prompts is None and isinstance(work, TrainingStep) and work.curriculum is not None:
+        prompts = draw_from_pools(
+            beacon=beacon,
+            run=run,
+            step=work.number,
+            node=node,
+            submission=submission,
+            groups=shape.groups,
+            pools=work.curriculum.of(work.number),
+        )
+    if prompts is not None:
+        return draw_for_prompts(
+            beacon=beacon,
+            run=run,
+            step=work.number,
+            node=node,
+            submission=submission,
+            prompts=prompts,
+            group_size=shape.group_size,
+            targets=shape.targets,
+        )
     if isinstance(work, TrainingStep) and work.sources:
         return draw_mixture(
             beacon=beacon,
@@ -286,6 +345,7 @@ class WorkCodec:
     async_level: int
     benchmarks: Sequence[BenchmarkTerms] = ()
     sources: Sequence[SourceRows] = ()
+    curriculum: PoolsByStep | None = None
 
     def decode(self, number: int) -> Work:
         """The work behind a number. Raises `UnknownWorkError`."""
@@ -299,7 +359,9 @@ class WorkCodec:
         """A step of the run."""
         if self.mode == "Generate":
             return TableSlice(step, self.shape, self.task_count, sources=self.sources)
-        return TrainingStep(step, self.shape, self.task_count, self.async_level, sources=self.sources)
+        return TrainingStep(
+            step, self.shape, self.task_count, self.async_level, sources=self.sources, curriculum=self.curriculum
+        )
 
     def slice(self, number: int) -> EvaluationSlice:
         """The slice of a benchmark with this number. Raises `UnknownWorkError`."""

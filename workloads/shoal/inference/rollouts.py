@@ -12,7 +12,7 @@ from shoal.contracts.rollouts import Rollout
 from shoal.contracts.run import PublicRun
 from shoal.contracts.tasks import Task
 from shoal.contracts.vine import continuations
-from shoal.contracts.work import Work, draw
+from shoal.contracts.work import TrainingStep, Work, draw
 from shoal.inference.completions import Completion, Request
 from shoal.rewards.total import total_reward
 from shoal.sampling.draw import continuation_seed
@@ -46,6 +46,8 @@ def plan_submission(
     Raises ValueError when a prompt leaves no room for a completion: no worker can serve such a run.
     """
     beacon = bytes.fromhex(step.beacon)
+    if lease.prompts is not None and isinstance(work, TrainingStep):
+        work = work.on(lease.prompts)
     groups = draw(work, beacon=beacon, run=public.run, node=lease.node, submission=lease.submission, part=lease.part)
     rows = []
     for group in groups:

@@ -17,6 +17,8 @@ from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.work import program_time
+from shoal.orchestrator.work.open_work import openable_steps
+from shoal.sampling.curriculum import POOLS
 
 SHOWN_NODES = 64
 """Nodes with series of their own: enough for a dashboard, and a bound on what strangers can put into Prometheus."""
@@ -32,6 +34,13 @@ REJECTED = Gauge("shoal_rejected_files", "Rejected files by reason.", ["reason"]
 NODES = Gauge("shoal_nodes", "Nodes by state.", ["state"])
 GROUPS = Gauge("shoal_step_groups", "Groups of the open step.", ["kind"])
 JUDGED = Gauge("shoal_judged_groups", "Accepted groups of the run that the online filter kept or dropped.", ["outcome"])
+POOL_PROBLEMS = Gauge("shoal_curriculum_problems", "Problems of each pool, as the open step draws from them.", ["pool"])
+POOL_RATE = Gauge("shoal_curriculum_solve_rate", "Mean solve rate of each pool's problems.", ["pool"])
+POOL_GROUPS = Gauge(
+    "shoal_curriculum_groups",
+    "Groups of each pool in the steps that the orchestrator sealed since its start.",
+    ["pool"],
+)
 STALLED = Gauge("shoal_stalled_on_signal", "1 when the open step was sampled as often as it may be and lacks signal.")
 LEARNING = Gauge(
     "shoal_learning", "1 when the newest groups carry signal, 0 when none does, -1 while too few were judged to tell."
@@ -158,6 +167,7 @@ def report(state: RunState) -> None:
     for state_name, number in progress.nodes.items():
         NODES.labels(state_name).set(number)
     _report_scores(state)
+    _report_pools(state)
     SCORING.set(sum(scored.slices - scored.slices_done for scored in progress.evaluations if not scored.ended))
     BEST.set(progress.best_version.version if progress.best_version is not None else -1)
     LEDGER.set(state.view.next_number)
@@ -165,6 +175,20 @@ def report(state: RunState) -> None:
     if honest is not None:
         FALSE_REJECT.labels("measured").set(honest.rejected_files.share)
         FALSE_REJECT.labels("upper_bound").set(honest.rejected_files.high)
+
+
+def _report_pools(state: RunState) -> None:
+    """What a curriculum draws from, and how much it drew; nothing in a run without one."""
+    curriculum = state.codec.curriculum
+    steps = openable_steps(state)
+    if curriculum is None or not steps:
+        return
+    pools = curriculum.of(steps[0])
+    for name, rows, rate in zip(POOLS, pools.rows, pools.rates, strict=True):
+        POOL_PROBLEMS.labels(name).set(len(rows))
+        POOL_GROUPS.labels(name).set(state.pool_groups[name])
+        if rate is not None:
+            POOL_RATE.labels(name).set(rate)
 
 
 def _report_learning(learning: LearningProgress) -> None:

@@ -18,6 +18,7 @@ from shoal.contracts.signed import BadSignature, Signed, sign
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.verdicts import Opinion, Verdict
 from shoal.contracts.weights import VersionOpen
+from shoal.contracts.work import pools_digest
 from shoal.crypto.canonical import document_digest
 from shoal.orchestrator.evaluation import evaluations
 from shoal.orchestrator.nodes.registry import NodeRecord
@@ -66,6 +67,7 @@ def rebuild(state: RunState) -> None:
     _restore_leases(state)
     for step in openable_steps(state):
         seal_if_full(state, step)
+        pools_digest(state.codec.step(step))  # read from the batches before anybody waits for a lease
     beacons.commit_steps(state, state.schedule.beacons_ahead)
     latest = state.view.latest_version
     beacons.commit_evaluation(state, 0 if latest is None else state.plan.next_due(latest))

@@ -6,6 +6,7 @@ whether the run is over. Made once by `http.service`; `recovery` fills it.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 
@@ -17,7 +18,7 @@ from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import TrainerProgress
 from shoal.contracts.roster import Roster
 from shoal.contracts.run import Prepared, RunConfig
-from shoal.contracts.steps import StepMetrics
+from shoal.contracts.steps import StepBatch, StepMetrics
 from shoal.contracts.work import WorkCodec
 from shoal.crypto.keys import PrivateKey
 from shoal.evaluation.versions import ScoredVersion
@@ -31,6 +32,7 @@ from shoal.orchestrator.verdicts.queue import ValidationQueue
 from shoal.orchestrator.work.leases import LeaseBook
 from shoal.orchestrator.work.schedule import Schedule, schedule_of
 from shoal.orchestrator.work.step_counter import AcceptedFile
+from shoal.sampling.curriculum import PoolName
 from shoal.storage import NotFound, Store
 
 
@@ -71,6 +73,7 @@ class RunState:
         self.files_expired = 0
         self.accepted_files: dict[tuple[str, str], AcceptedFile] = {}  # (node, file), of steps that are not sealed
         self.answers = AnswerWindow()
+        self.pool_groups: Counter[PoolName] = Counter()  # of steps that this process sealed, in a run with a curriculum
         self.evaluations: dict[tuple[int, str], ScoredVersion] = {}  # (version, benchmark), once its record is written
         self.evaluation_problems: set[tuple[int, str]] = set()  # what cannot be written, and was said once
         self.best_written: BestVersion | None = None
@@ -117,4 +120,7 @@ class RunState:
     @cached_property
     def codec(self) -> WorkCodec:
         """The meaning of the numbers of this run's work."""
-        return self.prepared.codec(self.config)
+        return self.prepared.codec(self.config, self._batch)
+
+    def _batch(self, step: int) -> StepBatch:
+        return StepBatch.from_json(self.store.get(keys.step_batch(step)))

@@ -22,7 +22,7 @@ from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.steps import Beacon, StepBatch
 from shoal.contracts.trust import HeldKeys
 from shoal.contracts.verdicts import Verdict
-from shoal.contracts.work import UnknownWorkError, Work, WorkCodec, draw
+from shoal.contracts.work import UnknownWorkError, Work, WorkCodec, draw, pools_digest
 from shoal.ledger.audit import Audit, first_line
 from shoal.ledger.chain import identity
 from shoal.ledger.entries import Accepted, BatchSealed, LedgerEntry, Rejected, VersionPublished
@@ -113,7 +113,7 @@ class Evidence:
 
     @cached_property
     def codec(self) -> WorkCodec:
-        return self.prepared.codec(self.config)
+        return self.prepared.codec(self.config, self.batch)
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -197,6 +197,7 @@ class Evidence:
             on_probation=every_row,
             sampler=self._sampler(fact),
             part=verdict.part,
+            pools=pools_digest(work),
         )
 
     def _sampler(self, fact: Accepted | Rejected) -> Sampler | None:

@@ -12,6 +12,7 @@ import hmac
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from shoal.sampling.curriculum import Pools
 from shoal.sampling.mixture import SourceRows, turns, turns_of_file
 
 BEACON_BYTES = 32
@@ -166,6 +167,39 @@ def draw_mixture(
     ]
     asked = [(next(rows[number]), sources[number].targets) for number in order]
     return _drawn_groups(generator, asked, group_size)
+
+
+def draw_from_pools(
+    *, beacon: bytes, run: str, step: int, node: str, submission: int, groups: int, pools: Pools
+) -> list[int]:
+    """The rows of the task table that a file of a run with a curriculum is on: of each pool as many different ones as it has turns.
+
+    Raises ValueError for more groups than rows, or a beacon that is not 32 bytes.
+    """
+    start = _generator(b"shoal/curriculum-turn/v1\0", beacon, run, step, node).below(len(turns(pools.cycle)))
+    order = pools.order(start, submission, groups)
+    generator = _generator(b"shoal/curriculum/v1\0", beacon, run, step, node, submission)
+    rows = [
+        iter([rows[place] for place in generator.distinct(order.count(number), len(rows))])
+        for number, rows in enumerate(pools.rows)
+    ]
+    return [next(rows[number]) for number in order]
+
+
+def draw_for_prompts(
+    *,
+    beacon: bytes,
+    run: str,
+    step: int,
+    node: str,
+    submission: int,
+    prompts: Sequence[int],
+    group_size: int,
+    targets: Sequence[int] | None,
+) -> list[DrawnGroup]:
+    """Target lengths and seeds of a file whose prompts are known (`draw_from_pools`). Raises ValueError when the beacon is not 32 bytes."""
+    generator = _generator(b"shoal/draw/v1\0", beacon, run, step, node, submission)
+    return _drawn_groups(generator, [(prompt, targets) for prompt in prompts], group_size)
 
 
 def _generator(

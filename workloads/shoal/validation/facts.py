@@ -14,7 +14,16 @@ from shoal.contracts.rollouts import Rollout, RolloutMetadata, versions_of
 from shoal.contracts.tasks import Task
 from shoal.contracts.verdicts import RejectReason
 from shoal.contracts.vine import VineSettings, continuations
-from shoal.contracts.work import EvaluationSlice, FileShape, LeasePart, TableSlice, TrainingStep, Work, WorkCodec
+from shoal.contracts.work import (
+    EvaluationSlice,
+    FileShape,
+    LeasePart,
+    PoolsByStep,
+    TableSlice,
+    TrainingStep,
+    Work,
+    WorkCodec,
+)
 from shoal.environments import Environment
 from shoal.environments.episodes import EpisodeTools, scored_text, tools_of
 from shoal.environments.tokens import Tokenizer
@@ -55,6 +64,8 @@ class Facts:
     """Of a run on a mixture."""
     part: LeasePart | None = None
     """Set in the facts of a file that holds part of a lease."""
+    curriculum: PoolsByStep | None = None
+    """Of a run with a curriculum: the pools of its steps."""
     several_versions: bool = False
     """Whether a row may go on under newer weights (`rollouts.versions`)."""
 
@@ -66,9 +77,9 @@ class Facts:
     def work(self, job: ValidationJob) -> Work:
         """The work that a file belongs to. Raises `UnknownWorkError` for a number that this run does not have."""
         terms = [each.benchmark for each in self.benchmarks.values() if each.benchmark is not None]
-        return WorkCodec(self.mode, self.whole_shape, len(self.tasks), self.async_level, terms, self.sources).decode(
-            job.step
-        )
+        return WorkCodec(
+            self.mode, self.whole_shape, len(self.tasks), self.async_level, terms, self.sources, self.curriculum
+        ).decode(job.step)
 
     def of(self, work: Work) -> "Facts":
         """The facts that files of this work are judged by: the run's, or those of a benchmark."""

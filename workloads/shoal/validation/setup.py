@@ -10,9 +10,11 @@ from pathlib import Path
 
 from shoal import environments
 from shoal.contracts import keys
+from shoal.contracts.curriculum import pools_of_steps
 from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.mixture import rows_of_sources
 from shoal.contracts.run import Prepared, RunConfig
+from shoal.contracts.steps import StepBatch
 from shoal.contracts.task_table import read_tasks
 from shoal.contracts.tasks import Task, tasks_digest
 from shoal.environments import BadEnvironment, Environment
@@ -71,6 +73,12 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
         prompt=prepared.prompt,
         sources=rows_of_sources(prepared.mixture, config.length_reward),
         several_versions=config.several_versions,
+        curriculum=pools_of_steps(
+            config.tasks.curriculum,
+            len(tasks),
+            config.async_level,
+            lambda step: StepBatch.from_json(store.get(keys.step_batch(step))),
+        ),
     )
     return with_benchmarks(facts, {each.name: (each, *_pinned(store, each)) for each in pinned})
 

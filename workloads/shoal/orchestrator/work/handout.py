@@ -12,7 +12,7 @@ from shoal.contracts.node_states import MEMBERS
 from shoal.contracts.pools import SAMPLER, Sampler, terms_of
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import ClaimRenewal, ClaimRequest, Lease, LeaseRequest, StepInfo, ValidationJob
-from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work, may_be_parted
+from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work, may_be_parted, pools_digest
 from shoal.orchestrator.evaluation import credit, evaluations
 from shoal.orchestrator.nodes.membership import require_pool
 from shoal.orchestrator.nodes.registry import NodeRecord
@@ -20,7 +20,7 @@ from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.learning import fewest_groups, learning_of
 from shoal.orchestrator.verdicts.verdicts import expire, over
 from shoal.orchestrator.work import allocation, parts, program_time, step_counter
-from shoal.orchestrator.work.beacons import beacon_of, reveal
+from shoal.orchestrator.work.beacons import beacon_of, drawn_prompts, reveal
 from shoal.orchestrator.work.lease_returns import end, give_again
 from shoal.orchestrator.work.leases import given_up, is_open, not_heard_of
 from shoal.orchestrator.work.load import MOST_UNJUDGED_FILES, loads, signal_rate, under_way, unjudged_files
@@ -198,7 +198,16 @@ def _require_room(state: RunState, node: str, work: Work, look: Look) -> None:
 
 
 def lease_for(state: RunState, request: LeaseRequest) -> Lease:
-    """A lease for a step with room; raises `Refusal` when the node should look again a little later."""
+    """A lease for a step with room, in a run with a curriculum with its prompts; raises `Refusal` when the node should look again a little later."""
+    lease = _lease_for(state, request)
+    work = state.codec.decode(lease.step)
+    if not isinstance(work, TrainingStep) or work.curriculum is None:
+        return lease
+    node, submission = (lease.node, lease.submission) if lease.part is None else lease.part.drawn_for
+    return lease.model_copy(update={"prompts": drawn_prompts(state, work, node, submission)})
+
+
+def _lease_for(state: RunState, request: LeaseRequest) -> Lease:
     state.nodes.require_member(request.node)
     work = known(state, request.step)
     if work is None or not _is_open(state, work) or not may_serve(state, request.node, [work]):
@@ -311,6 +320,7 @@ def claim(state: RunState, request: ClaimRequest) -> ValidationJob | None:
             policy_version=record.policy_version,
             program_seconds=program_time.left_of_node(state, record.node),
             part=record.part,
+            pools=pools_digest(work),
         )
 
 

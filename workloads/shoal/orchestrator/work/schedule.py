@@ -14,7 +14,7 @@ from shoal.contracts.recipe import Recipe
 from shoal.contracts.run import RunConfig
 from shoal.contracts.steps import SourceGroups
 from shoal.contracts.verdicts import RowReward, Verdict
-from shoal.contracts.work import Work
+from shoal.contracts.work import TrainingStep, Work
 from shoal.orchestrator.work import allocation, step_counter
 from shoal.sampling.draw import slice_count
 from shoal.sampling.mixture import SourceRows
@@ -221,6 +221,7 @@ def told_apart(schedule: Schedule, work: Work, verdict: Verdict, prompts: Sequen
     learnt_from = verdict.rewards[: groups * work.shape.group_size]
     carrying = schedule.counted_prompts(learnt_from, prompts, work.shape.group_size)
     assert verdict.policy_version is not None  # an accept has one
+    has_pools = isinstance(work, TrainingStep) and work.curriculum is not None
     return step_counter.AcceptedFile(
         node=verdict.node,
         submission=verdict.submission,
@@ -231,6 +232,7 @@ def told_apart(schedule: Schedule, work: Work, verdict: Verdict, prompts: Sequen
         dropped_groups=groups - len(carrying),
         by_source=_by_source(work.sources, prompts, carrying),
         part=verdict.part,
+        solved=step_counter.solved_groups(learnt_from, prompts, work.shape.group_size) if has_pools else (),
     )
 
 

@@ -9,6 +9,7 @@ from shoal.contracts import keys
 from shoal.contracts.signed import Signed
 from shoal.contracts.steps import StepBatch
 from shoal.contracts.verdicts import Verdict
+from shoal.contracts.work import TrainingStep
 from shoal.ledger.entries import BatchSealed
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.work.beacons import beacon_of, drawn_prompts
@@ -48,6 +49,10 @@ def seal_if_full(state: RunState, step: int) -> StepBatch | None:
         state.ledger.append(BatchSealed(step=step, batch=hashlib.sha256(data).hexdigest(), groups=batch.groups))
         for file in state.view.accepted[step]:
             state.accepted_files.pop((file.node, file.file), None)
+        work = state.codec.step(step)
+        if isinstance(work, TrainingStep) and work.curriculum is not None:
+            pools = work.curriculum.of(step)
+            state.pool_groups.update(pools.pool_of(prompt) for prompt, _ in batch.solved)
         get_logger().info("step sealed", step=step, files=len(batch.files), groups_dropped=batch.groups_dropped)
         return batch
 

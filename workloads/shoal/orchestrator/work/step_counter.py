@@ -58,6 +58,19 @@ def signal_groups(
     return carrying
 
 
+def solved_groups(
+    rewards: Sequence[RowReward], prompts: Sequence[int], group_size: int
+) -> tuple[tuple[int, float], ...]:
+    """For each of `prompts` whose group has scored answers the share of these that are right: those with a task reward of 1 or more."""
+    found = []
+    for number, prompt in enumerate(prompts):
+        rows = rewards[number * group_size : (number + 1) * group_size]
+        scored = [row.task_reward for row in rows if row.task_reward is not None]
+        if scored:
+            found.append((prompt, sum(reward >= 1.0 for reward in scored) / len(scored)))
+    return tuple(found)
+
+
 class _MayBePart(Protocol):
     @property
     def part(self) -> LeasePart | None: ...
@@ -101,6 +114,8 @@ class AcceptedFile:
     dropped_groups: int
     by_source: Mapping[str, SourceGroups] = field(default_factory=dict)
     """Of a run on a mixture."""
+    solved: tuple[tuple[int, float], ...] = ()
+    """Of a run with a curriculum (`solved_groups`)."""
     part: LeasePart | None = None
 
 
@@ -113,7 +128,9 @@ def select_batch(run: str, step: int, beacon_hex: str, needed: int, files: Seque
     taken = dropped = 0
     sampled: Counter[str] = Counter()
     with_signal: Counter[str] = Counter()
+    solved: list[tuple[int, float]] = []
     for file in files:
+        solved += file.solved
         dropped += file.dropped_groups
         for name, groups in file.by_source.items():
             sampled[name] += groups.sampled
@@ -142,5 +159,6 @@ def select_batch(run: str, step: int, beacon_hex: str, needed: int, files: Seque
                 by_source={
                     name: SourceGroups(sampled=sampled[name], with_signal=with_signal[name]) for name in sorted(sampled)
                 },
+                solved=solved,
             )
     return None

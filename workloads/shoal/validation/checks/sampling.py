@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.vine import Continuation, VineSettings, continuations
-from shoal.contracts.work import draw
+from shoal.contracts.work import TrainingStep, draw
 from shoal.environments.prompts import prompt_tokens
 from shoal.sampling.draw import DrawnGroup, continuation_seed
 from shoal.validation.facts import Facts, File, Finding, reject
@@ -21,7 +21,17 @@ def check(file: File, facts: Facts) -> Finding | None:
         )
     job = file.job
     beacon = bytes.fromhex(job.beacon)
-    groups = draw(facts.work(job), beacon=beacon, run=job.run, node=job.node, submission=job.submission, part=job.part)
+    work = facts.work(job)
+    if isinstance(work, TrainingStep) and work.curriculum is not None:
+        pools = work.curriculum.of(work.number).digest
+        if pools != job.pools:
+            return Finding(
+                "inconclusive",
+                None,
+                f"the pools of step {work.number} have digest {pools[:12]}... by the store's batches, the orchestrator says"
+                f" {(job.pools or 'none')[:12]}",
+            )
+    groups = draw(work, beacon=beacon, run=job.run, node=job.node, submission=job.submission, part=job.part)
     for place, group in enumerate(groups):
         task = facts.tasks[group.prompt_index]
         prompt = prompt_tokens(facts.tokenizer, facts.environment, task, group.target_length, facts.prompt)
