@@ -7,6 +7,7 @@ from typing import Literal
 
 from shoal.contracts.datasets import Mode
 from shoal.contracts.evaluation import BenchmarkTerms, Truncation
+from shoal.contracts.pools import Quantization
 from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.recipe import LengthReward, Sampling, Validation
@@ -57,6 +58,8 @@ class Facts:
     """Set in the facts of a file that holds part of a lease."""
     several_versions: bool = False
     """Whether a row may go on under newer weights (`rollouts.versions`)."""
+    quantization: Quantization | None = None
+    """How the weights are rounded that sample (`rollouts.quantization`)."""
 
     @property
     def truncation(self) -> Truncation | None:

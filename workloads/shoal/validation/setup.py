@@ -71,6 +71,7 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
         prompt=prepared.prompt,
         sources=rows_of_sources(prepared.mixture, config.length_reward),
         several_versions=config.several_versions,
+        quantization=config.quantization,
     )
     return with_benchmarks(facts, {each.name: (each, *_pinned(store, each)) for each in pinned})
 
