@@ -9,6 +9,7 @@ import argparse
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,17 +92,22 @@ def main() -> None:
     parser.add_argument("--environment", default="math")
     parser.add_argument("--sequences", type=int, default=24)
     parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--only", choices=("mismatch", "published", "fp8"), help="one part; absent: all")
     asked = parser.parse_args()
     effort = Effort(asked.sequences, asked.max_tokens, 120.0, 8, 3e-7, 8)
+    held = json.loads(RESULT.read_text()) if asked.only and RESULT.exists() else {}
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(shutil.copytree(asked.model, Path(scratch) / "model"))
         (model / PROFILE_FILE).unlink(missing_ok=True)
-        found = {
-            "model": asked.model.name,
-            "mismatch": mismatch(model, effort, asked.environment),
-            "published": profile_of(model, None, effort, asked.environment),
-            "fp8": profile_of(model, "fp8", effort, asked.environment),
+        parts: dict[str, Callable[[], dict[str, Any]]] = {
+            "mismatch": lambda: mismatch(model, effort, asked.environment),
+            "published": lambda: profile_of(model, None, effort, asked.environment),
+            "fp8": lambda: profile_of(model, "fp8", effort, asked.environment),
         }
+        for name, measure in parts.items():
+            if asked.only in (None, name):
+                held[name] = measure()
+    found = {"model": asked.model.name} | held
     RESULT.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 

@@ -4,14 +4,17 @@ Everything is in float32, where thresholds are tightest. Proofs of one set of we
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import tiny_policy
 import torch
-from court import DIGEST, METADATA, VERSION, Court, OnePolicy
+from court import DIGEST, JOB, METADATA, VERSION, Court, OnePolicy
 from safetensors.torch import load_file
+from socket_agent import Agent, SocketAgent
+from test_worker_process import PUBLIC, WAITING_STATE, Process, publish
 
 from shoal.contracts.rollouts import BadRollouts, Rollout, read_rollouts, write_rollouts
 from shoal.contracts.verdicts import Verdict
@@ -77,6 +80,35 @@ def test_files_of_an_engine_that_rounds_are_accepted_before_and_after_a_swap(run
         assert verdict.outcome == "accept", verdict.evidence
         assert verdict.left_out == []
     assert [row.completion_tokens for row in run.old] != [row.completion_tokens for row in run.new]
+
+
+def test_a_worker_of_a_run_with_the_term_hands_in_files_that_pass(
+    run: RoundedRun, court: Court, deadline: Callable[..., object]
+) -> None:
+    """The worker's own process, told of the term by the run's description and by nothing else."""
+    public = PUBLIC.model_copy(update={"quantization": "fp8"})
+    state = WAITING_STATE.model_copy(update={"state": "Healthy", "public": public})
+    agent = Agent(state=state, tasks=tiny_policy.TASKS, step=tiny_policy.STEP)
+    worker = Process("127.13.0.9")
+    server = SocketAgent(worker.home, agent)
+    try:
+        publish(worker.home, VERSION, seed=0)
+        deadline("a file", lambda: bool(agent.files), seconds=280)
+    finally:
+        server.close()
+        worker.end()
+    handed, data = agent.files[0]
+    assert read_rollouts(data)[1].quantization == "fp8"
+    facts = replace(
+        court.facts,
+        quantization="fp8",
+        sampling=public.sampling,
+        max_sequence_length=public.max_sequence_length,
+    )
+    policies = OnePolicy(LoadedPolicy(VERSION, f"{VERSION:064x}", run.models["old"]))
+    job = JOB.model_copy(update={"lease": handed.lease, "submission": 0})
+    verdict = replace(court, facts=facts, policies=policies).judge_bytes(data, job)
+    assert verdict.outcome == "accept", verdict.evidence
 
 
 def test_a_swap_that_does_not_round_is_found(run: RoundedRun, court: Court) -> None:
