@@ -35,9 +35,7 @@ def profile_of(model: Path, quantization: Quantization | None, effort: Effort, e
     """The figures of one calibration by the workers' engine."""
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch) / PROFILE_FILE
-        calibrate(
-            model, environment, "auto", 1024, effort, output, print, engine=True, quantization=quantization
-        )  # fmt: skip
+        calibrate(model, environment, "auto", 1024, effort, output, print, engine=True, quantization=quantization)
         profile = ProofProfile.from_json(output.read_bytes())
     gaps, honest = profile.thresholds.drawn_gaps, profile.honest
     return {
