@@ -60,8 +60,8 @@ QUANTIZATION_RULES: tuple[Rule, ...] = (
         expression=f"({_ROUNDED}) == ({_OLD}) && (!({_ROUNDED}) || self.rollouts.quantization == oldSelf.rollouts.quantization)",
         message="cannot change once the run exists: files of one step would be judged by other weights than drew them; start a new run instead",
         field="rollouts.quantization",
-        good={"rollouts": {"quantization": "fp8"}},
-        bad={"rollouts": {"handInEverySeconds": 60}},
-        old={"rollouts": {"quantization": "fp8"}},
+        good=_GOOD,
+        bad=_GOOD | {"rollouts": {"handInEverySeconds": 60}, "inferencePools": [{"name": "pool"}]},
+        old=_GOOD,
     ),
 )
