@@ -1,8 +1,9 @@
 """A real vLLM engine that does a list of commands: `engine_process.py FOLDER` reads commands.json there and writes
 results.json.
 
-Started by `tiny_policy.run_engine`. Commands: start (folder, settings; the engine before ends), generate (requests, stop_after decoding
-steps), join (requests), continue (folder of the tokenizer: the continuations of what was generated last, as `tiny_policy.PUBLIC_VINE` has them),
+Started by `tiny_policy.run_engine`. Commands: start (folder, settings, quantization; the engine before ends), generate (requests, stop_after
+decoding steps), join (requests), continue (folder of the tokenizer: the continuations of what was generated last, as `tiny_policy.PUBLIC_VINE` has
+them),
 cut (requests, stop_after decoding steps, folder of the weights that they go on under, version of the first),
 swap (folder), preemptions (how many there were), version (found).
 """
@@ -131,7 +132,12 @@ def main(folder: Path) -> None:
                     engine = None  # what it held for the whole process goes before the next one makes its own
                     gc.collect()
                 engine = Engine(
-                    checkpoint, max_sequence_length=length, batch=16, settings=settings, cuts=command.get("cuts", False)
+                    checkpoint,
+                    max_sequence_length=length,
+                    batch=16,
+                    settings=settings,
+                    cuts=command.get("cuts", False),
+                    quantization=command.get("quantization"),
                 )
                 results.append(None)
             case "generate":

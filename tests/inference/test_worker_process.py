@@ -68,7 +68,8 @@ runpy.run_module("shoal.inference", run_name="__main__", alter_sys=True)
 class Process:
     """`python -m shoal.inference` in a pod folder of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = ADDRESS) -> None:
+        self._address = address
         self._folder = tempfile.TemporaryDirectory()  # short: a socket's path has at most 107 characters
         self.home = Path(self._folder.name)
         (self.home / "tmp").mkdir()
@@ -91,7 +92,7 @@ class Process:
         """Status and body of the health server; 0 while it does not listen."""
         try:
             with httpx.Client(trust_env=False) as client:
-                answer = client.get(f"http://{ADDRESS}:9105{path}")
+                answer = client.get(f"http://{self._address}:9105{path}")
                 return answer.status_code, answer.text
         except httpx.ConnectError:
             return 0, ""
@@ -99,7 +100,8 @@ class Process:
     def start(self) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", START],
-            env=STARTED_WITH | {"SHOAL_HOME": str(self.home), "SHOAL_BIND": ADDRESS, "SHOAL_POD": "tiny-worker-0"},
+            env=STARTED_WITH
+            | {"SHOAL_HOME": str(self.home), "SHOAL_BIND": self._address, "SHOAL_POD": "tiny-worker-0"},
             stdout=self.log,
             stderr=subprocess.STDOUT,
         )

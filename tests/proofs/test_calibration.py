@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from shoal.contracts.proof_profile import DRAWN_GAPS, ProofProfile
 from shoal.contracts.recipe import DrawnGaps, ProofThresholds
+from shoal.models.rounded import round_in_place
 from shoal.proofs import CannotCalibrate, forgeries
 from shoal.proofs.calibration import (
     LEAST_CHUNKS,
     LEAST_GAPS,
     Compared,
     Effort,
+    RoundedModel,
     Served,
     ServedErrors,
     calibrate,
@@ -288,3 +291,24 @@ def test_an_older_version_is_drawn_by_the_seed_in_pieces_of_bytes(monkeypatch: p
     assert (one.shape, one.dtype) == (weight.shape, weight.dtype)
     moved = (one.float() - weight.float()).std()
     assert 0.9 < float(moved) / (0.25 * math.sqrt(8)) < 1.1
+
+
+def test_rounded_weights_are_honest_under_their_term_and_the_published_are_found(tmp_path: Path) -> None:
+    model = model_with([])
+    model.save_pretrained(tmp_path)
+    published = {name: weight.clone() for name, weight in model.state_dict().items()}
+    round_in_place(model, "fp8")
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    profile = calibrate(
+        model, PROMPTS, EFFORT, lambda *_: None, as_rounded=RoundedModel(quantization="fp8", folder=tmp_path)
+    )
+    assert profile.quantization == "fp8"
+    assert profile.honest.rejected_chunks.events == 0
+    accepted = {control.name: control.chunks.events for control in profile.controls}
+    assert "fp8" not in accepted
+    assert {name: accepted[name] for name in ("published weights", "int8", "int4", "one step older")} == {
+        "published weights": 0, "int8": 0, "int4": 0, "one step older": 0
+    }  # fmt: skip
+    after = model.state_dict()
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    assert not all(torch.equal(after[name], weight) for name, weight in published.items())

@@ -412,6 +412,12 @@ DOCUMENTS: dict[str, Contract] = {
         validation=Validation(thresholds=ProofThresholds(file_mean=FileMean(bound=0.5, deviation=0.1)), slash_votes=2),
         pools=[POOL],
     ),
+    "registration-quantization": sample(Registration).model_copy(update={"quantization": "fp8"}),
+    "pool-terms-quantization": POOL.model_copy(update={"quantization": "fp8"}),
+    "node-config-quantization": sample(NodeConfig).model_copy(update={"quantization": "fp8"}),
+    "public-run-quantization": sample(PublicRun).model_copy(update={"quantization": "fp8"}),
+    "proof-profile-quantization": samples.PROOF_PROFILE.model_copy(update={"quantization": "fp8"}),
+    "run-config-quantization": sample(RunConfig).model_copy(update={"rollouts": Rollouts(quantization="fp8")}),
     "public-run-sampler": sample(PublicRun).model_copy(update={"sampler": "gumbel-murmur3-1"}),
     "drawn-gaps-outliers": DrawnGaps(share=0.001, mean=5e-5, deviation=0.002, largest=0.05, outliers=2.5e-5),
     "run-config-drawn": samples.run_config(

@@ -8,8 +8,17 @@ from typing import Literal
 
 from pydantic import Field
 
-from shoal.contracts.base import RunName, SpecModel
-from shoal.contracts.pools import SAMPLER_FIELD, Admission, EngineSettings, PoolSampler, Requirements, is_usual
+from shoal.contracts.base import RunName, SpecModel, unset
+from shoal.contracts.pools import (
+    QUANTIZATION_FIELD,
+    SAMPLER_FIELD,
+    Admission,
+    EngineSettings,
+    PoolSampler,
+    Quantization,
+    Requirements,
+    is_usual,
+)
 from shoal_operator.api.base import ChildMeta, ObjectName, PoolName, Quantity, Resources, ScaledStatus
 from shoal_operator.api.pods import Gpus, PodTemplate, PoolImages
 from shoal_operator.api.volumes import ClaimRetention, Volume
@@ -31,6 +40,7 @@ class PoolFields(SpecModel):
         default_factory=Admission, description="Which strangers' machines may join, when the pool is open."
     )
     sampler: PoolSampler = Field("gumbel-murmur3-1", exclude_if=is_usual, description=SAMPLER_FIELD)
+    quantization: Quantization | None = Field(None, exclude_if=unset, description=QUANTIZATION_FIELD)
     group_size: int = Field(
         1,
         ge=1,

@@ -1,6 +1,7 @@
 """The CEL rules about what a run is for (`spec.mode`) and where its tasks come from. Part of `rules.RULES`."""
 
 from shoal.contracts.datasets import LONGEST_FILTERED_NAME
+from shoal_operator.api.quantization_rules import QUANTIZATION_RULES
 from shoal_operator.api.rule import Rule, immutable
 from shoal_operator.api.several_rules import SEVERAL_RULES
 
@@ -34,6 +35,7 @@ MODE_RULES: tuple[Rule, ...] = (
         bad={"mode": "Generate", "rollouts": {"handInEverySeconds": 60}},
     ),
     *SEVERAL_RULES,
+    *QUANTIZATION_RULES,
     Rule(
         model="TrainingRunSpec",
         expression="self.mode == 'Train' || !has(self.rollBack)",

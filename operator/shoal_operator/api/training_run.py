@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from shoal.contracts.base import SpecModel
+from shoal.contracts.pools import Quantization
 from shoal.contracts.recipe import ProofThresholds, TrainerSettings
 from shoal.contracts.settings import RunSettings
 from shoal_operator.api.base import Conditions, ObjectMeta, ObjectName, Quantity, Resources, Time
@@ -204,6 +205,9 @@ class ProofStatus(SpecModel):
     calibrated: bool = Field(..., description="Whether the thresholds are those that the model was calibrated with.")
     thresholds: ProofThresholds = Field(..., description="Tolerances of one chunk.")
     masked_dimensions: int = Field(0, ge=0, description="Dimensions that proofs leave out.")
+    quantization: Quantization | None = Field(
+        None, description="How the weights are rounded that proofs are of; absent: not at all."
+    )
     honest_chunks: int = Field(0, ge=0, description="Honest chunks of the calibration.")
     false_reject_chunks_bound: float | None = Field(
         None,

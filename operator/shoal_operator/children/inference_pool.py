@@ -34,10 +34,10 @@ def inference_pool_children(pool: InferencePool, join: NodeConfig) -> list[Objec
 
     Args:
         pool: the pool.
-        join: how to join the run, from its ConfigMap; its pool and engine are replaced by this pool's.
+        join: how to join the run, from its ConfigMap; its pool, engine and quantization are replaced by this pool's.
     """
     name, run, spec = pool.metadata.name, pool.spec.run, pool.spec
-    own = join.model_copy(update={"pool": spec.pool, "engine": spec.engine})
+    own = join.model_copy(update={"pool": spec.pool, "engine": spec.engine, "quantization": spec.quantization})
     node_json = own.to_json()
     begun = own.model_copy(update={"roster": first_roster(own.roster)})  # nodes follow changed keys without a restart
     config = config_map(names.node_config(name))

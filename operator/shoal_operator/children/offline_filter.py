@@ -62,7 +62,8 @@ def filter_training_run(run: TrainingRun, references: References, *, suspend: bo
             }
         ),
         broadcast=spec.broadcast,
-        inference_pools=spec.inference_pools,
+        # It says which tasks the published model solves.
+        inference_pools=[pool.model_copy(update={"quantization": None}) for pool in spec.inference_pools],
         relay_server=spec.relay_server,
         validator=validator,
         # Without exposure: strangers' machines join the run itself.

@@ -60,6 +60,7 @@ def _terms(name: str, pool: PoolFields) -> PoolTerms:
         admission=pool.admission,
         gpus=pool.gpu.count,
         sampler=pool.sampler,
+        quantization=pool.quantization,
     )
 
 

@@ -127,6 +127,7 @@ def training_run_children(
     join = NodeConfig(
         run=name,
         pool=spec.inference_pools[0].name if spec.inference_pools else "pool",
+        quantization=spec.quantization,
         discovery=addresses.discovery,
         roster=identity.roster,
         run_key=identity.run_key,

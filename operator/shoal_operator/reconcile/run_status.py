@@ -265,6 +265,8 @@ def proof_status(terms: ProofTerms) -> dict[str, Any]:
             for control in terms.controls
         ],
     }
+    if terms.quantization is not None:
+        status["quantization"] = terms.quantization
     if (honest := terms.honest) is not None:
         status |= {
             "honestChunks": honest.rejected_chunks.trials,

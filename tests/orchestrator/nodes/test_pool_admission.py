@@ -1,5 +1,7 @@
 """Who is invited to which pool: its own pods by their ticket, strangers to open pools only, and what their machines must have."""
 
+from typing import Literal
+
 import pytest
 
 from shoal.contracts.pools import (
@@ -196,3 +198,32 @@ def test_an_invite_takes_a_place_and_leaves_the_one_before() -> None:
     places.take(at("192.0.2.8", NODE))
     assert not places.full(at("192.0.2.7", "b" * 64), 2)
     assert places.full(at("192.0.2.8", "b" * 64), 1)
+
+
+@pytest.mark.parametrize("own_pod", [True, False])
+@pytest.mark.parametrize(
+    ("run", "pool", "machine", "refused"),
+    [
+        (None, None, None, ""),
+        ("fp8", "fp8", "fp8", ""),
+        (None, "fp8", "fp8", "pool 'fast' has quantization fp8, but the run's rollouts.quantization is none"),
+        ("fp8", None, None, "pool 'fast' has quantization none, but the run's rollouts.quantization is fp8"),
+        ("fp8", "fp8", None, "samples with quantization fp8, and this machine's software said none"),
+        (None, None, "fp8", "samples with quantization none, and this machine's software said fp8"),
+    ],
+)
+def test_run_pool_and_machine_round_weights_alike(
+    run: Literal["fp8"] | None,
+    pool: Literal["fp8"] | None,
+    machine: Literal["fp8"] | None,
+    refused: str,
+    own_pod: bool,
+) -> None:
+    registration = Registration(
+        node=NODE, run="tiny", pool="fast", software_version="test", hardware=GOOD_MACHINE, quantization=machine
+    )
+    found = why_not(
+        registration, [PoolTerms(name="fast", open=True, quantization=pool)], own_pod=own_pod, quantization=run
+    )
+    assert refused in found
+    assert bool(found) == bool(refused)

@@ -22,6 +22,7 @@ def own_registration(config: NodeConfig, key: PrivateKey) -> Registration:
         hardware=hardware.detect(home()),
         proof=_proof(key.public),
         code=_code(config, key.public),
+        quantization=config.quantization,
     )
 
 

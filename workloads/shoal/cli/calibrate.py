@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from shoal import accelerators, environments
+from shoal.contracts.pools import Quantization
 from shoal.contracts.proof_profile import PROFILE_FILE, ErrorRate, ProofProfile
 from shoal.contracts.recipe import ProofThresholds
 from shoal.environments.prepare import CannotPrepare, checked_checkpoint
@@ -39,10 +40,12 @@ def calibrate(
     *,
     targets: Sequence[int] = (),
     engine: bool = False,
+    quantization: Quantization | None = None,
 ) -> None:
     """Calibrate the checkpoint in `model`, with `engine` by vLLM's proofs too; `write` is told a line at a time. Raises InputWrong.
 
-    `targets`: the lengths in tokens that a run's prompts ask for, in turn; none for a run without a length reward.
+    `targets`: the lengths in tokens that a run's prompts ask for, in turn; none for a run without a length reward. `quantization`: its
+    `rollouts.quantization`.
     """
     try:
         accelerators.check(os.environ, engine=engine)
@@ -54,9 +57,11 @@ def calibrate(
         folder = checked_checkpoint(model)
         loaded = environments.load(environment)
         tasks = loaded.tasks(PROMPTS, effort.seed)
-        serve = partial(_serve, folder, max_length, effort) if engine else None
+        serve = partial(_serve, folder, max_length, effort, quantization) if engine else None
         terms = decided(None, folder, load_tokenizer(folder))
-        profile = measure(folder, loaded, tasks, list(targets) or [None], max_length, effort, terms, dtype, serve)
+        profile = measure(
+            folder, loaded, tasks, list(targets) or [None], max_length, effort, terms, dtype, serve, quantization
+        )
     except (CannotPrepare, CannotCalibrate, ValueError) as error:
         said = str(error).removeprefix("spec.model.path: ").removeprefix(f"{model}: ")
         raise InputWrong(f"{model}: {said}") from None
@@ -72,6 +77,7 @@ def _serve(
     folder: Path,
     max_length: int,
     effort: Effort,
+    quantization: Quantization | None,
     dtype: str,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
@@ -81,6 +87,7 @@ def _serve(
     wanted = {
         "prompts": [list(prompt) for prompt in prompts], "max_tokens": max_tokens, "max_length": max_length,
         "dtype": dtype, "masked": list(masked), "seed": effort.seed, "seconds": effort.seconds,
+        "quantization": quantization,
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="shoal-calibrate-") as scratch:
         request, output, log = (Path(scratch) / name for name in ("request.json", "made.json", "engine.log"))
@@ -109,7 +116,8 @@ def lines(profile: ProofProfile) -> list[str]:
     """The profile for people."""
     limits, honest, size = profile.thresholds, profile.honest, profile.size
     said = [
-        f"{size.sequences} sequences, {size.tokens} tokens, {size.chunks} chunks in {profile.dtype}; files of {size.file_sequences} sequences",
+        f"{size.sequences} sequences, {size.tokens} tokens, {size.chunks} chunks in {profile.dtype}{_of_rounding(profile)};"
+        f" files of {size.file_sequences} sequences",
         f"masked dimensions: {len(profile.masked_dimensions)} of {profile.hidden_size}",
         f"thresholds: {limits.max_exponent_mismatches} mismatches of 128, mantissa error mean {limits.max_mantissa_error_mean:g}, "
         f"median {limits.max_mantissa_error_median:g}",
@@ -124,6 +132,10 @@ def lines(profile: ProofProfile) -> list[str]:
         for control in profile.controls
     ]
     return said
+
+
+def _of_rounding(profile: ProofProfile) -> str:
+    return f", weights rounded to {profile.quantization}" if profile.quantization is not None else ""
 
 
 def _of_file(limits: ProofThresholds) -> list[str]:

@@ -549,6 +549,9 @@ def calibrate(
             "--engine", help="Also measure vLLM's own proofs, and derive the bounds of whole files from them."
         ),
     ] = False,
+    quantization: Annotated[
+        str | None, typer.Option(help="The run's `rollouts.quantization`: fp8; default: none.")
+    ] = None,
 ) -> None:
     """Measure a model's honest proof errors: write masked dimensions, thresholds and error rates beside its weights.
 
@@ -556,11 +559,24 @@ def calibrate(
     """
     if dtype not in ("auto", "float32", "bfloat16", "float16"):
         raise InputWrong(f"--dtype {dtype}: allowed: auto, float32, bfloat16, float16")
+    if quantization not in (None, "fp8"):
+        raise InputWrong(f"--quantization {quantization}: allowed: fp8")
     from shoal.cli.calibrate import calibrate as measure
     from shoal.proofs.calibration import Effort
 
     effort = Effort(sequences, max_tokens, seconds, file_sequences, learning_rate, updates, seed)
-    measure(model, environment, dtype, max_length, effort, output, typer.echo, targets=target or (), engine=engine)
+    measure(
+        model,
+        environment,
+        dtype,
+        max_length,
+        effort,
+        output,
+        typer.echo,
+        targets=target or (),
+        engine=engine,
+        quantization="fp8" if quantization is not None else None,
+    )
 
 
 whole_summaries(app)

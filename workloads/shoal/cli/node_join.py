@@ -99,9 +99,18 @@ def join(wishes: Wishes, say: Say, commands: Mapping[str, Mapping[str, Sequence[
         check_offer(offer, wishes, wishes.folder / offer.run / "config" / "node.json")
         pool = choose_pool(offer.pools, wishes.pool)
         config = NodeConfig(
-            run=offer.run, pool=pool.name, discovery=wishes.url, roster=offer.roster, run_key=offer.run_key
+            run=offer.run,
+            pool=pool.name,
+            quantization=pool.quantization,
+            discovery=wishes.url,
+            roster=offer.roster,
+            run_key=offer.run_key,
         )
         say(f"run {offer.run}, pool {pool.name}, model {plain(offer.model_id, 200)}")
+        if pool.quantization is not None:
+            say(
+                f"the pool samples with quantization {pool.quantization}: this machine rounds the weights before it uses them"
+            )
         say(f"run key {offer.run_key}" + ("" if wishes.run_key else ": this machine trusts only this key from now on"))
     else:
         pool = None

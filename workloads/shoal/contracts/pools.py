@@ -17,7 +17,7 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from shoal.contracts.base import Contract, NodeId, RunName, SpecModel
+from shoal.contracts.base import Contract, NodeId, RunName, SpecModel, unset
 from shoal.contracts.recipe import ShortText
 from shoal.contracts.signed import BadSignature, Signed, sign
 from shoal.crypto.keys import PrivateKey
@@ -33,6 +33,13 @@ def is_usual(sampler: str) -> bool:
     """Whether a pool's sampler is that of its release, which documents leave out: those from before it was named read as they did."""
     return sampler == SAMPLER
 
+
+Quantization = Literal["fp8"]
+"""Rules by which weights are rounded before they sample, by name (`models.rounded`)."""
+QUANTIZATION_FIELD = (
+    "fp8: workers sample with the weights of linear layers rounded to e4m3, and validators check with the same, as `rollouts.quantization` says."
+    " Absent: with the published weights."
+)
 
 SAMPLER_FIELD = "The rule by which seeds draw tokens, which validators draw again; none: no rule, and no check. Only a closed pool may have none."
 
@@ -127,6 +134,7 @@ class PoolTerms(Contract):
     admission: Admission = Admission()
     gpus: int = Field(default=0, ge=0, le=1024, description="of each engine")
     sampler: PoolSampler = Field(default="gumbel-murmur3-1", exclude_if=is_usual, description=SAMPLER_FIELD)
+    quantization: Quantization | None = Field(default=None, exclude_if=unset, description=QUANTIZATION_FIELD)
     group_size: int = Field(default=1, ge=1, le=64, description="not used; `run.json` of 0.2.0 has it")
 
     @model_validator(mode="after")

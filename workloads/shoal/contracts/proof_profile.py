@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from shoal.contracts.base import Contract
+from shoal.contracts.base import Contract, unset
+from shoal.contracts.pools import Quantization
 from shoal.contracts.recipe import DrawnGaps, ProofThresholds
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ class ProofProfile(Contract):
     schema_version: Literal[1] = 1
     hidden_size: int = Field(ge=128, lt=1 << 20)
     dtype: Literal["float32", "bfloat16", "float16"] = Field(description="type of serving that this was measured in")
+    quantization: Quantization | None = Field(
+        default=None, exclude_if=unset, description="how the weights were rounded; None: not at all"
+    )
     masked_dimensions: list[Dimension] = Field(default_factory=list, max_length=1 << 19, description="ascending")
     thresholds: ProofThresholds
     size: CalibrationSize
@@ -166,6 +170,9 @@ class ProofTerms(Contract):
     thresholds: ProofThresholds
     calibrated: bool
     masked_dimensions: int = Field(default=0, ge=0)
+    quantization: Quantization | None = Field(
+        default=None, exclude_if=unset, description="how the weights are rounded that proofs are of"
+    )
     honest: HonestErrors | None = None
     controls: list[Control] = Field(default_factory=list, max_length=64)
 
@@ -174,12 +181,14 @@ class ProofTerms(Contract):
         """The terms of a run whose manifest gives `given` and whose base model has `profile`."""
         thresholds = thresholds_in_force(given, profile)
         masked = len(profile.masked_dimensions) if profile is not None else 0
+        rounding = profile.quantization if profile is not None else None
         if profile is None or thresholds != profile.thresholds:
-            return cls(thresholds=thresholds, calibrated=False, masked_dimensions=masked)
+            return cls(thresholds=thresholds, calibrated=False, masked_dimensions=masked, quantization=rounding)
         return cls(
             thresholds=thresholds,
             calibrated=True,
             masked_dimensions=masked,
+            quantization=rounding,
             honest=profile.honest,
             controls=profile.controls,
         )

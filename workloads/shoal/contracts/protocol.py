@@ -14,7 +14,7 @@ from shoal.contracts.datasets import DatasetName
 from shoal.contracts.evaluation import BestVersion, EvaluationProgress
 from shoal.contracts.hub import HubCommit
 from shoal.contracts.islands import IslandsProgress
-from shoal.contracts.pools import CodeClaim, Sampler
+from shoal.contracts.pools import CodeClaim, Quantization, Sampler
 from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.signed import Signed
 from shoal.contracts.steps import PromptIndex, StepMetrics
@@ -65,6 +65,9 @@ class Registration(Contract):
     hardware: Hardware
     proof: Sha256Hex | None = Field(default=None, description="of a pool's own pod (contracts/pools.py)")
     code: Signed[CodeClaim] | None = Field(default=None, description="of a machine with an invite code")
+    quantization: Quantization | None = Field(
+        default=None, exclude_if=unset, description="how the node rounds the weights that it samples with"
+    )
 
 
 class Registered(Contract):

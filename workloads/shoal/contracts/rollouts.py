@@ -84,13 +84,17 @@ class FileLimits:
 
 @dataclass(frozen=True)
 class RolloutMetadata:
-    """Metadata of the whole file; stored as Parquet key-value metadata under `shoal.<field>`."""
+    """Metadata of the whole file; stored as Parquet key-value metadata under `shoal.<field>`.
+
+    `quantization` is how the weights were rounded that sampled it; only files of runs with such a term have it (ADR 0116).
+    """
 
     model: str
     weights_digest: str
     environment_digest: str
     software_version: str
     schema_version: str = SCHEMA_VERSION
+    quantization: str | None = None
 
 
 @dataclass(frozen=True)
@@ -194,7 +198,8 @@ def write_rollouts(rows: Sequence[Rollout], metadata: RolloutMetadata) -> bytes:
     """The Parquet bytes of one submission, one row group; raises `BadRollouts` for rows that no reader would take."""
     check_shapes(rows)
     fields = [*ROLLOUT_SCHEMA, *(SEGMENT_FIELDS if rows[0].segment_versions else [])]
-    schema = pa.schema(fields).with_metadata({f"shoal.{name}": value for name, value in asdict(metadata).items()})
+    told = {f"shoal.{name}": value for name, value in asdict(metadata).items() if value is not None}
+    schema = pa.schema(fields).with_metadata(told)
     columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
     sink = io.BytesIO()
     pq.write_table(pa.table(columns, schema=schema), sink, compression="zstd", row_group_size=max(len(rows), 1))
@@ -353,6 +358,8 @@ def _metadata(raw: dict[bytes, bytes]) -> RolloutMetadata:
     found: dict[str, str] = {}
     for name in RolloutMetadata.__dataclass_fields__:
         value = raw.get(f"shoal.{name}".encode())
+        if value is None and name == "quantization":
+            continue
         if value is None:
             raise BadRollouts(f"file metadata lacks shoal.{name}")
         found[name] = value.decode(errors="replace")[:256]

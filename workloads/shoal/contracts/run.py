@@ -19,7 +19,7 @@ from shoal.contracts.hub import HubCommit
 from shoal.contracts.islands import IslandTerms
 from shoal.contracts.mixture import SourceTerms, rows_of_sources
 from shoal.contracts.newer import from_newer_json
-from shoal.contracts.pools import EngineSettings, PoolTerms, Requirements, Sampler
+from shoal.contracts.pools import EngineSettings, PoolTerms, Quantization, Requirements, Sampler
 from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.protocol import Assignment, NodeState, Url
@@ -104,6 +104,9 @@ class NodeConfig(Contract):
     run: RunName
     pool: RunName
     engine: EngineSettings = EngineSettings()
+    quantization: Quantization | None = Field(
+        default=None, exclude_if=unset, description="of the pool, which this node agrees to sample by"
+    )
     runners: list[Url] = Field(
         default_factory=list, max_length=64, description="where programs are judged; none: in the worker's container"
     )
@@ -124,6 +127,9 @@ class OpenPool(Contract):
     requirements: Requirements = Requirements()
     listed: bool = Field(default=False, description="machines whose public keys the pool lists may join")
     codes: bool = Field(default=False, description="machines with an invite code may join; with neither: any")
+    quantization: Quantization | None = Field(
+        default=None, exclude_if=unset, description="how its machines round the weights that they sample with"
+    )
 
 
 class JoinOffer(Contract):
@@ -173,6 +179,11 @@ class PublicRun(Contract):
         default=False,
         exclude_if=lambda several: not several,
         description="rows go on under newer weights (`rollouts.versions`)",
+    )
+    quantization: Quantization | None = Field(
+        default=None,
+        exclude_if=unset,
+        description="how weights are rounded before they sample (`rollouts.quantization`)",
     )
     truncation: Truncation | None = Field(
         default=None, exclude_if=unset, description="of a benchmark that stands in the run's place"

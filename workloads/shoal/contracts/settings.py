@@ -10,6 +10,7 @@ from pydantic import Field
 from shoal.contracts.base import SpecModel, unset
 from shoal.contracts.datasets import GenerateSettings, Mode
 from shoal.contracts.evaluation import EvaluationSettings
+from shoal.contracts.pools import Quantization
 from shoal.contracts.recipe import (
     FailurePolicy,
     LengthReward,
@@ -47,6 +48,12 @@ class Rollouts(SpecModel):
         exclude_if=lambda versions: versions == "One",
         description="Several: rows that are being generated go on under newer weights as soon as those are there; validators check each part of a row"
         " against its own version. One: a row is of one version.",
+    )
+    quantization: Quantization | None = Field(
+        None,
+        exclude_if=unset,
+        description="fp8: all pools sample with rounded weights, and say so too; proofs have thresholds of their own. Needs"
+        " `recipe.mismatchCorrection`. Absent: no pool may (docs/adr/0116).",
     )
     hand_in_every_seconds: int | None = Field(
         None,
@@ -107,6 +114,11 @@ class RunSettings(SpecModel):
     def several_versions(self) -> bool:
         """Whether a row may go on under newer weights."""
         return self.rollouts is not None and self.rollouts.versions == "Several"
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """How weights are rounded before they sample; None: not at all."""
+        return self.rollouts.quantization if self.rollouts is not None else None
 
     @property
     def part_seconds(self) -> int | None:

@@ -214,6 +214,7 @@ def offer(config: RunConfig, roster: Signed[Roster]) -> JoinOffer:
                 requirements=pool.requirements,
                 listed=bool(pool.admission.nodes),
                 codes=bool(pool.admission.codes),
+                quantization=pool.quantization,
             )
             for pool in config.pools
             if pool.open

@@ -86,6 +86,8 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
     rule = config.tasks.sampled_filter
     if rule is not None and rule.model is None:
         rate = sampled_model(open_store_of(filter_run(config.run), config), folder)
+        if config.quantization is not None:  # the filter's run sampled with the published weights
+            (folder / PROFILE_FILE).unlink(missing_ok=True)
     elif config.model.generated is not None:
         rate = _generate(config, sources, folder)
     elif config.model.path is not None:

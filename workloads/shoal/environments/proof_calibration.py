@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal import telemetry
+from shoal.contracts.pools import Quantization
 from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile, read_profile
 from shoal.contracts.run import RunConfig
@@ -56,11 +57,21 @@ def of_run(
                 f"{PROFILE_FILE}: was measured in {given.dtype}, but engines serve this model in {served}, as its config.json says, whose honest"
                 " proofs differ by other amounts: calibrate again (`shoal calibrate`, without --dtype)"
             )
+        if given.quantization != config.quantization:
+            raise WrongProfile(
+                f"{PROFILE_FILE}: was measured with quantization {given.quantization or 'none'}, but rollouts.quantization of this run is"
+                f" {config.quantization or 'none'}, whose honest proofs differ by other amounts: calibrate again (`shoal calibrate --quantization`)"
+            )
         log.info("the model has its own proof profile", masked=len(given.masked_dimensions), dtype=given.dtype)
         return given
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     if size > CPU_BYTES and not _has_gpu():
         _refuse_strangers(config, size)
+        if config.quantization is not None:
+            raise CannotCalibrate(
+                f"it has {size / 1e9:.1f} GB of weights and prepare has no GPU, but rollouts.quantization needs thresholds of its own: set"
+                f" spec.prepare.gpu.count, or put a {PROFILE_FILE} of `shoal calibrate --quantization` beside the model"
+            )
         log.warning(
             "proofs are not calibrated: the model is too large for a CPU; published thresholds apply and no dimension is masked,"
             " give prepare a GPU (spec.prepare.gpu) or run `shoal calibrate` on the model first",
@@ -80,7 +91,16 @@ def of_run(
         seed=config.seed,
     )
     targets = config.length_reward.targets if config.length_reward is not None else [None]
-    profile = measure(folder, environment, tasks, targets, config.recipe.max_sequence_length, effort, terms)
+    profile = measure(
+        folder,
+        environment,
+        tasks,
+        targets,
+        config.recipe.max_sequence_length,
+        effort,
+        terms,
+        quantization=config.quantization,
+    )
     log.info(
         "proofs calibrated",
         thresholds=profile.thresholds.model_dump(),
@@ -131,17 +151,20 @@ def measure(
     terms: PromptTerms | None,
     dtype: str = "auto",
     serve: Callable[..., Any] | None = None,
+    quantization: Quantization | None = None,
 ) -> ProofProfile:
     """Calibrate the checkpoint in `folder` in its own type, or another `dtype`, on GPUs if there are any; `effort` is `proofs.calibration.Effort`.
 
     Prompts ask for `targets` (tokens, or None) in turn; those that leave little room below `max_length` tokens are left out. `serve` is a
-    `proofs.calibration.Serve` that is told the type of serving first; the model makes room on the GPU for it.
+    `proofs.calibration.Serve` that is told the type of serving first; the model makes room on the GPU for it. `quantization`: how
+    the run rounds weights before they sample.
     """
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    from shoal.proofs.calibration import Served, calibrate, dtype_name
+    from shoal.models.rounded import round_in_place
+    from shoal.proofs.calibration import RoundedModel, Served, calibrate, dtype_name
     from shoal.proofs.placement import Placement, gpus
 
     disable_progress_bar()
@@ -149,6 +172,8 @@ def measure(
         folder, dtype=dtype, trust_remote_code=False, use_safetensors=True
     )
     model = model.eval()
+    if quantization is not None:
+        round_in_place(model, quantization)
     placement = Placement(model, gpus())
     placement.apply()
     tokenizer = load_tokenizer(folder)
@@ -180,7 +205,8 @@ def measure(
         finally:
             placement.apply()
 
-    return calibrate(model, fitting, effort, report, engine if serve is not None else None)
+    as_rounded = RoundedModel(quantization, folder) if quantization is not None else None
+    return calibrate(model, fitting, effort, report, engine if serve is not None else None, as_rounded)
 
 
 def hidden_size(folder: Path) -> int:

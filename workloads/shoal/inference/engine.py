@@ -21,7 +21,7 @@ from vllm import EngineArgs, LLMEngine, SamplingParams  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
-from shoal.contracts.pools import EngineSettings  # noqa: E402
+from shoal.contracts.pools import EngineSettings, Quantization  # noqa: E402
 from shoal.inference import metrics, vllm_hooks  # noqa: E402
 from shoal.inference.checkpoint import Checkpoint, check_tensor_parallel  # noqa: E402
 from shoal.inference.completions import Completion, Request  # noqa: E402
@@ -57,9 +57,11 @@ class Engine:
         batch: int,
         settings: EngineSettings = DEFAULT_SETTINGS,
         cuts: bool = False,
+        quantization: Quantization | None = None,
     ) -> None:
         """Start on `checkpoint`, for sequences of up to `max_sequence_length` tokens, `batch` of which are wanted
         together. `settings` are the pool's. With `cuts` sequences can be cut: vLLM gives their tokens one by one.
+        With `quantization` its weights are rounded as they are read, now and at each swap.
 
         Takes a few seconds (a CPU and a tiny model) to minutes.
         """
@@ -73,7 +75,9 @@ class Engine:
         length = min(max_sequence_length, checkpoint.max_positions)
         if current_platform.is_cpu():
             vllm_hooks.inspect_in_process(checkpoint.config["architectures"][0])
-        self._engine = LLMEngine.from_engine_args(EngineArgs(**_engine_arguments(checkpoint, length, batch, settings)))
+        self._engine = LLMEngine.from_engine_args(
+            EngineArgs(**_engine_arguments(checkpoint, length, batch, settings, quantization))
+        )
         self._engine.collective_rpc("shoal_install", args=(list(checkpoint.masked_dimensions),))
         self._proofs = True
         self._cuts = cuts
@@ -241,7 +245,9 @@ class _Sequence:
         return Completion(self.tokens, self.logprobs, self.finish_reason, proofs)
 
 
-def _engine_arguments(checkpoint: Checkpoint, length: int, batch: int, settings: EngineSettings) -> dict[str, Any]:
+def _engine_arguments(
+    checkpoint: Checkpoint, length: int, batch: int, settings: EngineSettings, quantization: Quantization | None
+) -> dict[str, Any]:
     """vLLM's arguments: what the proofs need on every device, what a CPU needs, and what the pool chose."""
     arguments: dict[str, Any] = {
         "model": str(checkpoint.folder),
@@ -257,6 +263,8 @@ def _engine_arguments(checkpoint: Checkpoint, length: int, batch: int, settings:
         "seed": 0,
         "tensor_parallel_size": settings.tensor_parallel_size,
     }
+    if quantization is not None:
+        arguments["load_format"] = vllm_hooks.load_format(quantization)
     if current_platform.is_cpu():
         sequences = min(batch, settings.max_sequences or MAX_SEQUENCES)
         arguments |= {

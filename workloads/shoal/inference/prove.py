@@ -1,8 +1,8 @@
 """`python -m shoal.inference.prove FOLDER REQUEST OUTPUT`: honest proofs of the workers' own engine, for calibration.
 
 In: a checkpoint's folder and `REQUEST`, JSON with `prompts` (token ids), `max_tokens`, `max_length`, `dtype`, `masked` (dimensions that proofs leave
-out), `seed` and `seconds`. Out: `OUTPUT`, JSON: for each prompt that was begun in time its tokens, its proofs in hex and the seed that drew them. A
-process of its own, because vLLM changes the one that it runs in. Started by `shoal calibrate --engine`.
+out), `seed`, `seconds` and `quantization` (or null). Out: `OUTPUT`, JSON: for each prompt that was begun in time its tokens, its proofs in hex and
+the seed that drew them. A process of its own, because vLLM changes the one that it runs in. Started by `shoal calibrate --engine`.
 """
 
 import json
@@ -31,7 +31,9 @@ def main(folder: Path, request: Path, output: Path) -> None:
     checkpoint = replace(checkpoint, dtype=wanted["dtype"], masked_dimensions=tuple(wanted["masked"]))
     from shoal.inference.engine import Engine  # imports vLLM, which reads the environment and takes seconds
 
-    engine = Engine(checkpoint, max_sequence_length=wanted["max_length"], batch=BATCH)
+    engine = Engine(
+        checkpoint, max_sequence_length=wanted["max_length"], batch=BATCH, quantization=wanted["quantization"]
+    )
     requests = [
         Request(prompt, wanted["seed"] + number, 1.0, wanted["max_tokens"])
         for number, prompt in enumerate(wanted["prompts"])

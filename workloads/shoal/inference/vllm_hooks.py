@@ -15,19 +15,25 @@ after the other in Python. On a GPU the second runner's kernel draws, which is t
 (`benchmarks.trust.triton_rule` compares them); elsewhere ours does.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 import vllm
 from vllm import ModelRegistry
+from vllm.config.load import LoadConfig
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.model_loader import register_model_loader
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
+from shoal.contracts.pools import Quantization
 from shoal.inference.proofs import ProofRecorder
+from shoal.models import rounded
 from shoal.sampling import gumbel
 
 TESTED_VLLM = ("0.32.",)
@@ -116,6 +122,37 @@ class HiddenStateExtension:
         if self.shoal_recorder is not None:
             self.shoal_recorder.mask(_mask(masked, self.model_runner))
         return str(self.model_runner.model_config.model)
+
+
+class RoundingLoader(DefaultModelLoader):
+    """Reads a checkpoint's safetensors files as vLLM does, at the start and at each swap, and rounds what the run's rule rounds.
+
+    It sees whole tensors under their checkpoint's names, before vLLM fuses them or gives a rank its share. So every engine has equal weights.
+    """
+
+    quantization: str
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        super().__init__(
+            replace(load_config, load_format="safetensors")
+        )  # vLLM refuses formats that it does not know here
+
+    def get_all_weights(self, model_config: Any, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors, each of its own type."""
+        for name, weight in super().get_all_weights(model_config, model):
+            yield name, rounded.rounded(name, weight, self.quantization)
+
+
+@register_model_loader("shoal-fp8")
+class RoundingLoaderFp8(RoundingLoader):
+    """Of a run with `rollouts.quantization` fp8."""
+
+    quantization = "fp8"
+
+
+def load_format(quantization: Quantization) -> str:
+    """The name under which vLLM finds the loader of a rule, in every process of an engine: each imports this module."""
+    return f"shoal-{quantization}"
 
 
 class SeedSampler(torch.nn.Module):

@@ -146,6 +146,7 @@ class Worker:
                 batch=public.sampling.groups_per_submission * public.group_size * public.rows_each,
                 settings=self._settings,
                 cuts=public.several_versions,
+                quantization=public.quantization,
             )
         self._desk.several = public.several_versions
         self._first = policy
@@ -400,6 +401,7 @@ class Worker:
             weights_digest=digest_of_weights(digests),
             environment_digest=public.environment_digest,
             software_version=installed().version,
+            quantization=public.quantization,
         )
         try:
             with busy("submit"):

@@ -11,19 +11,23 @@ ones. What they let through is then measured with dishonest weights and with pro
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from math import exp, lgamma, log
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from shoal.contracts.pools import Quantization
 from shoal.contracts.proof_profile import DRAWN_GAPS, CalibrationSize, Control, ErrorRate, HonestErrors, ProofProfile
 from shoal.contracts.recipe import DrawnGaps, FileMean, ProofThresholds
 from shoal.models.head import logits_of
+from shoal.models.rounded import restore, round_in_place
 from shoal.proofs import CannotCalibrate, forgeries
 from shoal.proofs.chunks import Chunks, Points, by_file, distance, layout, points_of
-from shoal.proofs.forgeries import changes, other_weights
+from shoal.proofs.forgeries import OLDER, changes, other_weights
 from shoal.proofs.forward import Decoded, decode, prefill
 from shoal.proofs.masking import masked_dimensions
 from shoal.proofs.placement import enough_memory
@@ -88,6 +92,8 @@ BATCHES = (1, 32, 7)
 """Sequences decoded together, in turn: another batch is another order of sums."""
 CONTROL_SEQUENCES = 256
 """Sequences that each dishonest proof is made for, at most."""
+PUBLISHED = "published weights"
+"""The control of a run whose weights are rounded."""
 CONTROL_BATCH = 32
 """Rows of one pass, where they are short (forward.PREFILL_TOKENS)."""
 
@@ -167,11 +173,26 @@ class ServedErrors:
     gaps: Float32
 
 
+@dataclass(frozen=True)
+class RoundedModel:
+    """What a run with a term of quantisation samples with: the rule, and the folder of the checkpoint as it is published."""
+
+    quantization: Quantization
+    folder: Path
+
+
 @enough_memory()
 def calibrate(
-    model: Any, prompts: Sequence[Sequence[int]], effort: Effort, report: Report, serve: Serve | None = None
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    effort: Effort,
+    report: Report,
+    serve: Serve | None = None,
+    as_rounded: RoundedModel | None = None,
 ) -> ProofProfile:
     """Measure a Hugging Face causal language model, in evaluation mode. Raises CannotCalibrate.
+
+    With `as_rounded` the model has rounded weights. Then honest proofs are theirs, and those of the published weights are a control.
 
     With `serve` the engine's honest proofs are measured too, and in 16-bit types bound the mean over a file. The weights are changed on the way
     and are as before when it returns.
@@ -198,12 +219,13 @@ def calibrate(
             chunks=error_rate(int(each.errors.accepted(thresholds).sum()), len(each.chunks)),
             files=_rate(~_rejected_files(each, thresholds, effort.file_sequences)),
         )
-        for name, each in _controls(model, honest, again, mask, effort, report)
+        for name, each in _controls(model, honest, again, mask, effort, report, as_rounded)
     ]
     rejected = ~errors.accepted(thresholds)
     return ProofProfile(
         hidden_size=hidden_size,
         dtype=dtype_name(model),
+        quantization=as_rounded.quantization if as_rounded is not None else None,
         masked_dimensions=masked,
         thresholds=thresholds,
         size=CalibrationSize(
@@ -373,6 +395,7 @@ def _controls(
     mask: Bool | None,
     effort: Effort,
     report: Report,
+    as_rounded: RoundedModel | None,
 ) -> Iterator[tuple[str, Compared]]:
     """Each kind of dishonest proof: its name, and its errors."""
     half = max(1, min(len(honest) // 2, CONTROL_SEQUENCES))
@@ -384,10 +407,19 @@ def _controls(
         return Compared(chunks, distance(claimed, ours))
 
     for name, change in changes(effort.learning_rate, effort.updates).items():
+        if as_rounded is not None and name == as_rounded.quantization:  # which is honest here
+            continue
         report(name, 0, half)
-        with other_weights(model, name, change, effort.seed):
+        with _published(model, as_rounded), other_weights(model, name, change, effort.seed):
+            if as_rounded is not None and name == OLDER:  # an older version is rounded too, by whoever still serves it
+                round_in_place(model, as_rounded.quantization)
             states = prefill(model, given, CONTROL_BATCH)
         yield name, compared(points_of(states, mask))
+    if as_rounded is not None:
+        report(PUBLISHED, 0, half)
+        with _published(model, as_rounded):
+            states = prefill(model, given, CONTROL_BATCH)
+        yield PUBLISHED, compared(points_of(states, mask))
     report("proofs without a forward pass", 0, half)
     known = [each.states for each in seen]
     yield "dimension prior", compared(forgeries.dimension_prior(known, mask, chunks))
@@ -400,6 +432,19 @@ def _controls(
         ("low degree", forgeries.low_degree(claimed)),
     ):
         yield name, Compared(chunks, compare_points(proofs, *ours))
+
+
+@contextmanager
+def _published(model: Any, as_rounded: RoundedModel | None) -> Iterator[None]:
+    """The published weights in the place of rounded ones; nothing where none are rounded."""
+    if as_rounded is None:
+        yield
+        return
+    restore(model, as_rounded.folder)
+    try:
+        yield
+    finally:
+        round_in_place(model, as_rounded.quantization)
 
 
 def _read(each: Decoded) -> list[int]:

@@ -15,15 +15,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from shoal.models import rounded
 from shoal.proofs.chunks import Chunks, Points, points_of
 from shoal.proofs.masking import PATTERNS
 from shoal.toploc import codec
 from shoal.toploc.prime_field import PRIME
 from shoal.toploc.top_points import TOP_K, Bool, Float32, Int64
 
+OLDER = "one step older"
 INT4_GROUP = 32  # weights that share a scale, as in GGUF's Q4_0
 PIECE = 1 << 24  # weights that are changed together
-FP8_LARGEST = 448.0  # of e4m3 (arXiv:2209.05433, table 1)
 
 Change = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 """A weight and a source of chance on its device to another weight of the same shape and type."""
@@ -40,10 +41,8 @@ def int4(weight: torch.Tensor, chance: torch.Generator) -> torch.Tensor:
 
 
 def fp8(weight: torch.Tensor, chance: torch.Generator) -> torch.Tensor:
-    """e4m3 with a scale for each output."""
-    floats = weight.float()
-    scale = floats.abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) / FP8_LARGEST
-    return ((floats / scale).to(torch.float8_e4m3fn).float() * scale).to(weight.dtype)
+    """As quantised rollouts have them, e4m3 with a scale for each output."""
+    return rounded.fp8(weight)
 
 
 def one_step_older(learning_rate: float, updates: int) -> Change:
@@ -73,7 +72,7 @@ def steps(count: int, updates: int, chance: torch.Generator) -> torch.Tensor:
 
 def changes(learning_rate: float, updates: int) -> Mapping[str, Change]:
     """All of them by name."""
-    return {"one step older": one_step_older(learning_rate, updates), "int8": int8, "fp8": fp8, "int4": int4}
+    return {OLDER: one_step_older(learning_rate, updates), "int8": int8, "fp8": fp8, "int4": int4}
 
 
 @contextmanager
@@ -84,7 +83,7 @@ def other_weights(model: Any, name: str, change: Change, seed: int) -> Iterator[
     try:
         for key, parameter in model.model.named_parameters():
             quantised = parameter.dim() == 2 and "embed" not in key
-            if name == "one step older" or quantised:
+            if name == OLDER or quantised:
                 kept[key] = parameter.data.cpu()  # a GPU has no room for both
                 where = parameter.device
                 if where not in chances:

@@ -37,6 +37,7 @@ class Weights:
         self._made: LoadedPolicy | None = None
         self._problems: dict[int, tuple[type[Exception], str]] = {}
         self._memory_bytes = weights_bytes(None, best_device())
+        self._quantization = evidence.config.quantization
         self._policies = Policies(
             evidence.store,
             folder,
@@ -44,6 +45,7 @@ class Weights:
             HeldKeys(evidence.roster, "trainer"),
             capacity=HELD,
             memory_bytes=self._memory_bytes,
+            quantization=self._quantization,
         )
 
     def take(self, made: Made | None) -> None:
@@ -63,7 +65,7 @@ class Weights:
             raise CannotHold(
                 f"it has {size / GB:.1f} GB of weights, this machine may hold {self._memory_bytes / GB:.1f} GB"
             )
-        model = load_model(made.folder)
+        model = load_model(made.folder, quantization=self._quantization)
         digest = self._policies.digest(made.version)
         return LoadedPolicy(made.version, digest, model, read_profile(made.folder, model.config.hidden_size))
 

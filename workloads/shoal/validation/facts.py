@@ -7,6 +7,7 @@ from typing import Literal
 
 from shoal.contracts.datasets import Mode
 from shoal.contracts.evaluation import BenchmarkTerms, Truncation
+from shoal.contracts.pools import Quantization
 from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.recipe import LengthReward, Sampling, Validation
@@ -68,6 +69,8 @@ class Facts:
     """Of a run with a curriculum: the pools of its steps."""
     several_versions: bool = False
     """Whether a row may go on under newer weights (`rollouts.versions`)."""
+    quantization: Quantization | None = None
+    """How the weights are rounded that sample (`rollouts.quantization`)."""
 
     @property
     def truncation(self) -> Truncation | None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shoal.contracts.pools import Quantization
 from shoal.validation.models import Models, best_device
 
 LONGEST = timedelta(days=1)
@@ -81,15 +82,15 @@ def follow(processes: int) -> None:
 class LeadingModels(Models):
     """What all ranks hold, as rank 0 sees it."""
 
-    def load(self, version: int, folder: Path) -> None:
+    def load(self, version: int, folder: Path, quantization: Quantization | None = None) -> None:
         with together("load a version"):
-            _tell("load", version, folder)
-            super().load(version, folder)
+            _tell("load", version, folder, quantization)
+            super().load(version, folder, quantization)
 
-    def replace(self, old: int, version: int, folder: Path) -> None:
+    def replace(self, old: int, version: int, folder: Path, quantization: Quantization | None = None) -> None:
         with together("replace a version"):
-            _tell("replace", old, version, folder)
-            super().replace(old, version, folder)
+            _tell("replace", old, version, folder, quantization)
+            super().replace(old, version, folder, quantization)
 
     def drop(self, version: int) -> None:
         with together("drop a version"):

@@ -17,7 +17,9 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoModelForCausalLM
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
+from shoal.contracts.pools import Quantization
 from shoal.models.places import Place, places
+from shoal.models.rounded import rounded
 
 Beat = Callable[[], None]
 """Called for each tensor that was put in place, as a sign of life."""
@@ -36,8 +38,10 @@ def best_device(local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def load_model(folder: Path, processes: int = 1) -> Any:
+def load_model(folder: Path, processes: int = 1, quantization: Quantization | None = None) -> Any:
     """The checkpoint in `folder` in its own dtype, on a GPU if there is one; never runs code from the checkpoint.
+
+    Of a run with `quantization` the weights are written again, rounded, as a swap writes them: one pass over the files more.
 
     With several `processes` of one torch.distributed group, each holds its share, and all must call this. The files are mapped, not read, into the
     host's memory, and each weight goes to its device by itself. Raises CannotHold for a model that cannot be spread.
@@ -52,15 +56,18 @@ def load_model(folder: Path, processes: int = 1) -> Any:
                 f"transformers has no plan to spread {type(model).__name__} over {processes} GPUs: set gpu.count of the validator to 1"
             )
         apply_tensor_parallelism(model, init_device_mesh(device.type, (processes,)), model.tp_plan)
-    return model.to(device)
+    model = model.to(device)
+    if quantization is not None:
+        overwrite(model, folder, quantization=quantization)
+    return model
 
 
 @torch.no_grad()
-def overwrite(model: Any, folder: Path, beat: Beat = no_beat) -> None:
+def overwrite(model: Any, folder: Path, beat: Beat = no_beat, quantization: Quantization | None = None) -> None:
     """Put the weights in `folder` in the place of the model's own, one tensor at a time: no second copy of the model is made.
 
     Each rank of a spread model reads its own share. Costs one pass over the files: 65 GB are 13 s at 5 GB/s from the page cache. Raises CannotHold
-    where names or shapes differ; the model is of no use then, as after any other error.
+    where names or shapes differ; the model is of no use then, as after any other error. With `quantization` the weights are rounded on the way.
     """
     own, known = model.state_dict(), places(model)
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
@@ -75,6 +82,10 @@ def overwrite(model: Any, folder: Path, beat: Beat = no_beat) -> None:
                     raise CannotHold(
                         f"{folder.name}/{path.name}: {name} of shape {tuple(weight.get_shape())} is not a weight of the version before"
                     )
+                if quantization is not None:
+                    weight = rounded(
+                        name, weight[...], quantization
+                    )  # before a rank takes its share: a scale is of a whole row
                 for each in (name, *(other for other, source in tied.items() if source == name)):
                     _take(
                         known[each], own[known[each].state], weight
@@ -142,15 +153,15 @@ class Models:
         """Raises CannotHold for a model that cannot be spread over the processes."""
         check_division(folder, self.processes)
 
-    def load(self, version: int, folder: Path) -> None:
+    def load(self, version: int, folder: Path, quantization: Quantization | None = None) -> None:
         """Load a version beside what is held."""
-        self._held[version] = load_model(folder, self.processes)
+        self._held[version] = load_model(folder, self.processes, quantization)
         self._beat()
 
-    def replace(self, old: int, version: int, folder: Path) -> None:
+    def replace(self, old: int, version: int, folder: Path, quantization: Quantization | None = None) -> None:
         """Put a version in the place of one that is held; an error leaves neither."""
         model = self._held.pop(old)
-        overwrite(model, folder, self._beat)
+        overwrite(model, folder, self._beat, quantization)
         self._held[version] = model
 
     def drop(self, version: int) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.contracts.keys import version_name
+from shoal.contracts.pools import Quantization
 from shoal.contracts.proof_profile import ProofProfile, read_profile
 from shoal.contracts.signed import Signer
 from shoal.environments.proof_calibration import hidden_size
@@ -62,10 +63,11 @@ class Policies:
         memory_bytes: int | None = None,
         models: Models | None = None,
         beat: Beat = no_beat,
+        quantization: Quantization | None = None,
     ) -> None:
         """`folder` holds the assembled checkpoints. At most `capacity` versions are kept, of at most `memory_bytes` together (None: any).
 
-        `beat` is called for each piece that was downloaded or loaded.
+        `beat` is called for each piece that was downloaded or loaded. `quantization` is the run's: versions are held as its workers sample with them.
         """
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}; allowed: 1 or more versions")
@@ -77,6 +79,7 @@ class Policies:
         self._memory_bytes = memory_bytes
         self._models = models if models is not None else Models(beat)
         self._beat = beat
+        self._quantization = quantization
         self._loaded: OrderedDict[int, LoadedPolicy] = OrderedDict()
         self._room = capacity
 
@@ -123,12 +126,12 @@ class Policies:
         while len(self._loaded) > self._room:
             self._drop(next(iter(self._loaded)))
         if len(self._loaded) < self._room:
-            self._models.load(version, folder)
+            self._models.load(version, folder, self._quantization)
             metrics.LOADS.labels("beside").inc()
             return
         old, _ = self._loaded.popitem(last=False)
         try:
-            self._models.replace(old, version, folder)
+            self._models.replace(old, version, folder, self._quantization)
         finally:
             shutil.rmtree(self._folder / version_name(old), ignore_errors=True)
         metrics.LOADS.labels("over").inc()

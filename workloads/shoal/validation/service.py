@@ -110,6 +110,7 @@ class ValidatorProcess:
             ),
             models=self._models,
             beat=self._liveness.progress,
+            quantization=self._config.quantization,
         )
         while not STOP.is_set():
             self._liveness.progress()

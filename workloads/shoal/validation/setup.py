@@ -79,6 +79,7 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
             config.async_level,
             lambda step: StepBatch.from_json(store.get(keys.step_batch(step))),
         ),
+        quantization=config.quantization,
     )
     return with_benchmarks(facts, {each.name: (each, *_pinned(store, each)) for each in pinned})
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from shoal.contracts.base import Contract
 from shoal.contracts.node_states import EXCLUDED, MEMBERS
-from shoal.contracts.pools import PoolTerms, code_fits, terms_of
+from shoal.contracts.pools import PoolTerms, Quantization, code_fits, terms_of
 from shoal.contracts.protocol import Invite, KnownNode, Registration
 from shoal.contracts.requirements import missing
 from shoal.contracts.signed import BadSignature, Signed
@@ -51,15 +51,18 @@ def why_not(
     own_pod: bool,
     welcome: bool = False,
     calibrated: bool = True,
+    quantization: Quantization | None = None,
 ) -> str:
     """Why a registered machine is not invited, in words; empty when it may join. What it says of its hardware is taken at its word.
 
     `welcome`: an admin let it in, whatever the pool's list and codes say. `calibrated`: the base model has a proof profile, without which no
-    stranger joins; prepare refuses a run with an open pool and no profile, this one a pool that was opened later.
+    stranger joins; prepare refuses a run with an open pool and no profile, this one a pool that was opened later. `quantization` is the run's.
     """
     terms = terms_of(pools, registration.pool)
     if terms is None:
         return f"this run has no pool {registration.pool!r}"
+    if problem := _rounds_otherwise(terms, registration, quantization):
+        return problem
     if own_pod:
         return ""  # the admin chose its resources
     if not terms.open:
@@ -77,6 +80,22 @@ def why_not(
             return f"pool {registration.pool!r} needs an invite code, and {'the given one is not valid' if registration.code else 'none was given'}"
     lacks = missing(registration.hardware, terms.requirements)
     return f"pool {registration.pool!r} requires {lacks[0]}" if lacks else ""
+
+
+def _rounds_otherwise(terms: PoolTerms, registration: Registration, quantization: Quantization | None) -> str:
+    """Run, pool and machine agree how the weights are rounded that sample: validators hold one model of each version. Empty when they do."""
+    pool, said = f"pool {terms.name!r}", terms.quantization or "none"
+    if terms.quantization != quantization:
+        return (
+            f"{pool} has quantization {said}, but the run's rollouts.quantization is {quantization or 'none'}, by which its files are judged: make"
+            " the pool's the same"
+        )
+    if registration.quantization != terms.quantization:
+        return (
+            f"{pool} samples with quantization {said}, and this machine's software said {registration.quantization or 'none'} when it registered:"
+            " join again with the run's release"
+        )
+    return ""
 
 
 class Places:

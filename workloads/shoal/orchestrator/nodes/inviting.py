@@ -124,7 +124,12 @@ def _invite_one(
     own_pod = is_own_pod(state.run_secret, known.registration.pool, node, known.registration.proof)
     welcome = record is not None and record.welcome
     refusal = why_not(
-        known.registration, state.config.pools, own_pod=own_pod, welcome=welcome, calibrated=state.calibrated
+        known.registration,
+        state.config.pools,
+        own_pod=own_pod,
+        welcome=welcome,
+        calibrated=state.calibrated,
+        quantization=state.config.quantization,
     ) or _why_not_moved(known, record)
     if refusal:
         _note_refusal(state, known, record, refusal)

@@ -18,6 +18,7 @@ def check(file: File, facts: Facts) -> Finding | None:
         ("submission", row.submission, job.submission),
         ("model", metadata.model, facts.model_id),
         ("environment_digest", metadata.environment_digest, facts.environment_digest),
+        ("quantization", metadata.quantization, facts.quantization),
     ):
         if found != leased:
             return reject("identity", f"{name} is {str(found)[:80]!r}, the lease is for {str(leased)[:80]!r}")
