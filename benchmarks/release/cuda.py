@@ -1,9 +1,10 @@
 """The images for NVIDIA's GPUs, built, weighed, imported and started without a GPU: `python -m benchmarks.release.cuda`, some 40 minutes, 24 GB.
 
-Builds trainer, worker and validator with `VARIANT=cuda tools/images.sh` (buildah, root; `--built` takes those that are there). Each image is then mounted
-on a root that nobody can write, and runs as uid 12345 without a capability, with nothing but /shoal and /tmp to write to. There it must import its
-programs, and each part that is promised a GPU must end with the one line that says that none is seen. Writes `images` of benchmarks/results/release.json:
-megabytes compressed (where the archive was made) and unpacked, of the runtime by layer, the last lines, and the packages of each licence.
+Builds trainer, worker and validator with `VARIANT=cuda tools/images.sh` (buildah, root; `--built` takes those that are there). Then it mounts each
+on a root that nobody can write, and runs it as uid 12345 without a capability. Only /shoal and /tmp can be written to. There the image must import
+its programs, and each part that is promised a GPU must end with the one line that says that none is seen. Writes `images` of
+benchmarks/results/release.json: megabytes compressed (where the archive was made) and unpacked, of the runtime by layer, the last lines, and the
+packages whose licences are proprietary or unknown. All licences are in the bill of each image.
 """
 
 import argparse
@@ -35,15 +36,15 @@ BILL = "usr/share/sbom/shoal.cdx.json"
 ISOLATED = """
 mount --bind "$0" "$0"; mount -o remount,bind,ro "$0"; mount -t proc proc "$0/proc"; mount --rbind /dev "$0/dev"
 mount -t tmpfs -o mode=1777 tmpfs "$0/tmp"; mount --bind "$1" "$0/shoal"
-root=$0; shift; exec chroot --userspec=%d:%d --groups= "$root" /usr/bin/env -i "$@"
-""" % (UNKNOWN, UNKNOWN)
+root=$0; shift; exec chroot --userspec="$user:$user" --groups= "$root" /usr/bin/env -i "$@"
+"""
 """Run in a mount namespace of its own with a root, a folder for /shoal, variables and a command."""
 
 
 def main() -> None:
-    from accelerator_roles import PROMISED, ROLES
     from e2e.test_images import STARTS
 
+    from accelerator_roles import PROMISED, ROLES
     from benchmarks.release.__main__ import RESULT, record
     from shoal.accelerators import read_machine
 
@@ -56,7 +57,7 @@ def main() -> None:
         raise SystemExit("this machine has a GPU: what parts do without one cannot be seen here")
     minutes = None if given.built else build()
     config = json.loads(_output("buildah", "inspect", "--type", "image", name("runtime")))["OCIv1"]["config"]
-    variables = dict(each.split("=", 1) for each in config["Env"])
+    variables: dict[str, str] = dict(each.split("=", 1) for each in config["Env"])
     packed = compressed(ARCHIVE) if ARCHIVE.exists() else {}
     architecture = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
     suffix = f"cuda-{architecture}"
@@ -65,7 +66,7 @@ def main() -> None:
         with mounted(role) as root:
             imported = run(root, variables, STARTS[role])
             ended = {
-                part: run(root, variables | PROMISED, ("python", *command))
+                part: run(root, variables | dict(PROMISED), ("python", *command))
                 for part, command in ROLES.items()
                 if image_of(part) == role
             }
@@ -143,14 +144,19 @@ def content(step: str) -> str:
     return next((what for word, what in known.items() if word in step), "the base")
 
 
-def licences(bill: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Packages by licence of a bill of materials, each under all that it names; those that state none are under `none stated`."""
-    by: dict[str, set[str]] = defaultdict(set)
+def licences(bill: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a bill of materials: packages, those that state no licence, and those under a licence that is called proprietary. It holds the rest."""
+    proprietary: dict[str, list[str]] = defaultdict(list)
     for package in bill["components"]:
-        stated = package.get("licenses") or [{"expression": "none stated"}]
-        for one in stated:
-            by[one.get("expression") or one["license"]["name"]].add(package["name"])
-    return {licence: sorted(packages) for licence, packages in sorted(by.items())}
+        for one in package.get("licenses", []):
+            stated = one.get("expression") or one["license"]["name"]
+            if "proprietary" in stated.lower():
+                proprietary[stated].append(package["name"])
+    return {
+        "packages": len(bill["components"]),
+        "none_stated": [each["name"] for each in bill["components"] if not each.get("licenses")],
+        "proprietary": dict(sorted(proprietary.items())),
+    }
 
 
 def last_words(ended: "subprocess.CompletedProcess[str]") -> str:
@@ -182,9 +188,20 @@ def run(root: Path, variables: Mapping[str, str], command: tuple[str, ...]) -> "
         (home / "tmp").mkdir(exist_ok=True)
         for path in (home, *home.rglob("*")):
             os.chown(path, UNKNOWN, UNKNOWN)
-        stated = variables | {"SHOAL_POD": "a-pod", "SHOAL_BIND": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+        stated = dict(variables) | {"SHOAL_POD": "a-pod", "SHOAL_BIND": "127.0.0.1", "OMP_NUM_THREADS": "1"}
         return subprocess.run(
-            ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-ec", ISOLATED, str(root), scratch]
+            [
+                "unshare",
+                "--mount",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "sh",
+                "-ec",
+                f"user={UNKNOWN}{ISOLATED}",
+                str(root),
+                scratch,
+            ]
             + [f"{key}={value}" for key, value in stated.items()]
             + list(command),
             stdout=subprocess.PIPE,

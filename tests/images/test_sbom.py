@@ -27,12 +27,12 @@ def sbom() -> ModuleType:
     return module
 
 
-def printed(*arguments: str) -> dict[str, object]:
+def printed(*arguments: str) -> dict[str, Any]:
     done = subprocess.run([sys.executable, PROGRAM, *arguments], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return dict(json.loads(done.stdout))
 
 
-def purls(bill: dict[str, object]) -> list[str]:
+def purls(bill: dict[str, Any]) -> list[str]:
     return [each["purl"] for each in bill["components"]]
 
 

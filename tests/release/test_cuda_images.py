@@ -8,7 +8,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-
 from benchmarks.release import cuda
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,19 +46,19 @@ def test_every_part_that_computes_is_started_from_an_image_with_a_gpu_variant() 
     assert {cuda.image_of(part) for part in roles} == set(cuda.ON_RUNTIME)
 
 
-def test_packages_are_listed_under_each_licence_that_they_state() -> None:
+def test_packages_without_a_licence_and_with_a_proprietary_one_are_named() -> None:
     bill = {
         "components": [
             {"name": "torch", "licenses": [{"expression": "BSD-3-Clause"}]},
+            {"name": "nvidia-cublas", "licenses": [{"expression": "LicenseRef-NVIDIA-Proprietary"}]},
             {"name": "gcc", "licenses": [{"license": {"name": "GPL-3"}}, {"license": {"name": "LGPL-3"}}]},
             {"name": "names-only"},
         ]
     }
     assert cuda.licences(bill) == {
-        "BSD-3-Clause": ["torch"],
-        "GPL-3": ["gcc"],
-        "LGPL-3": ["gcc"],
-        "none stated": ["names-only"],
+        "packages": 4,
+        "none_stated": ["names-only"],
+        "proprietary": {"LicenseRef-NVIDIA-Proprietary": ["nvidia-cublas"]},
     }
 
 
