@@ -35,12 +35,17 @@ class Ended:
         return [line for line in self.output.splitlines() if "the GPUs that this part was promised" in line]
 
 
+def lay_out(home: Path) -> None:
+    """Put a run's configuration and an empty store into a home, for prepare."""
+    (home / "config").mkdir()
+    (home / "config" / "run.json").write_bytes(run_config().to_json())
+    (home / "store").mkdir(exist_ok=True)
+
+
 def start(command: list[str], home: Path, variables: Mapping[str, str] = PROMISED, *, seconds: float = 120.0) -> Ended:
     """Run one part without any configuration: it must end before it looks for one. Prepare looks first whether its store has everything."""
     if any(PREPARE in part for part in command):
-        (home / "config").mkdir()
-        (home / "config" / "run.json").write_bytes(run_config().to_json())
-        (home / "store").mkdir(exist_ok=True)
+        lay_out(home)
     environment = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": f"{ROOT / 'workloads'}:{ROOT / 'operator'}",

@@ -83,7 +83,7 @@ if [[ ${1:-} == --base ]]; then
     say "making $local_base from Debian's packages, some two minutes"
     # Packages come from where this machine gets its own; the file's settings stay outside the image.
     mmdebstrap --quiet --architectures="$arch" --variant=minbase --include=ca-certificates \
-        --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' \
+        --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
         --customize-hook='rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/*' \
         bookworm "$scratch/root.tar"
     import_base "$scratch/root.tar"

@@ -1,9 +1,13 @@
 """The bill of materials that goes into images: real packages of this machine, a go.mod, and what it refuses."""
 
+import importlib.util
 import json
 import subprocess
 import sys
+from email import message_from_string
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -13,12 +17,22 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "images" / "sbom.py"
 
 
-def printed(*arguments: str) -> dict[str, object]:
+@pytest.fixture(scope="module")
+def sbom() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("images_sbom", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def printed(*arguments: str) -> dict[str, Any]:
     done = subprocess.run([sys.executable, PROGRAM, *arguments], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return dict(json.loads(done.stdout))
 
 
-def purls(bill: dict[str, object]) -> list[str]:
+def purls(bill: dict[str, Any]) -> list[str]:
     return [each["purl"] for each in bill["components"]]
 
 
@@ -37,6 +51,53 @@ def test_another_images_packages_are_listed_without_this_ones_python(dpkg: Path)
     bill = printed("redis", "--version", "1.2.3", "--dpkg", str(dpkg))
     assert bill["metadata"] == {"component": {"type": "container", "name": "shoal/redis", "version": "1.2.3"}}
     assert purls(bill) == ["pkg:deb/debian/redis-server@5%3A7.0.15-1~deb12u3%2Bb1?arch=amd64"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (
+            "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\nFiles: *\nLicense: BSD-3-Clause\n\n"
+            "Files: debian/*\nLicense: GPL-2+\n\nLicense: GPL-2+\n On Debian systems see /usr/share/common-licenses/GPL-2.\n",
+            ["BSD-3-Clause", "GPL-2+"],
+        ),
+        ("It was put together by X.\nSee /usr/share/common-licenses/LGPL-2.1'. And /usr/share/common-licenses/GPL-2.\n", ["GPL-2", "LGPL-2.1"]),
+        ("Anyone may use this without any condition.\n", ["see /usr/share/doc/redis-server/copyright"]),
+        (None, []),
+    ],
+)  # fmt: skip
+def test_a_debian_package_is_listed_with_the_licences_of_its_copyright_file(
+    text: str | None, names: list[str], dpkg: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "doc" / "redis-server"
+    folder.mkdir(parents=True)
+    if text is not None:
+        (folder / "copyright").write_text(text)
+    [listed] = printed("redis", "--version", "1", "--dpkg", str(dpkg), "--doc", str(tmp_path / "doc"))["components"]
+    assert [each["license"]["name"] for each in listed.get("licenses", [])] == names
+
+
+@pytest.mark.parametrize(
+    ("metadata", "licences"),
+    [
+        ("License-Expression: Apache-2.0 OR MIT\nLicense: ignored\n", [{"expression": "Apache-2.0 OR MIT"}]),
+        ("License: LicenseRef-NVIDIA-Proprietary\n", [{"license": {"name": "LicenseRef-NVIDIA-Proprietary"}}]),
+        ("License: MIT License\n        \n        Copyright (c) 2022\n", [{"license": {"name": "MIT License"}}]),
+        ("Classifier: License :: OSI Approved :: BSD License\nLicense: Long\n  text\n", [{"license": {"name": "BSD License"}}]),
+        ("Name: silent\n", [{"license": {"name": "see silent-1.dist-info/licenses/LICENSE"}}]),
+    ],
+)  # fmt: skip
+def test_a_distribution_is_listed_with_the_licence_that_its_metadata_states(
+    metadata: str, licences: list[dict[str, Any]], sbom: ModuleType
+) -> None:
+    files = ["silent/vendored/LICENSE", "silent-1.dist-info/licenses/LICENSE"]
+    assert sbom.python_licences(message_from_string(metadata), files) == licences
+
+
+def test_nearly_every_distribution_of_the_runtime_states_a_licence(sbom: ModuleType) -> None:
+    silent = [each["name"] for each in sbom.python_distributions() if not each.get("licenses")]
+    # NVIDIA's package of names alone, and packages of the machine that runs the tests.
+    assert len(silent) <= 5, silent
 
 
 def test_a_go_programs_modules_are_listed_once_each_and_replacements_are_not(dpkg: Path, tmp_path: Path) -> None:
