@@ -1,8 +1,8 @@
 """A real vLLM engine that does a list of commands: `engine_process.py FOLDER` reads commands.json there and writes
 results.json.
 
-Started by `tiny_policy.run_engine`. Commands: start (folder, settings), generate (requests, stop_after decoding steps), join (requests),
-continue (folder of the tokenizer: the continuations of what was generated last, as `tiny_policy.PUBLIC_VINE` has them),
+Started by `tiny_policy.run_engine`. Commands: start (folder, settings, routes: record them), generate (requests, stop_after decoding steps), join
+(requests), continue (folder of the tokenizer: the continuations of what was generated last, as `tiny_policy.PUBLIC_VINE` has them),
 swap (folder), preemptions (how many there were), version (found).
 """
 
@@ -18,6 +18,7 @@ import tiny_policy
 from transformers import AutoTokenizer
 
 from shoal.contracts.pools import EngineSettings
+from shoal.contracts.routes import route_shape
 from shoal.inference.checkpoint import read_checkpoint
 from shoal.inference.completions import Completion
 from shoal.inference.engine import Engine, GenerationStoppedError
@@ -53,7 +54,8 @@ def refusal_of_version(found: str) -> str | None:
 
 
 def completion_json(completion: Completion) -> dict[str, Any]:
-    return asdict(completion) | {"proofs": base64.b64encode(completion.proofs).decode()}
+    routes = completion.routes.hex() if completion.routes is not None else None
+    return asdict(completion) | {"proofs": base64.b64encode(completion.proofs).decode(), "routes": routes}
 
 
 def generate(engine: Engine, command: dict[str, Any]) -> Any:
@@ -91,7 +93,8 @@ def main(folder: Path) -> None:
                 checkpoint = read_checkpoint(Path(command["folder"]))
                 settings = EngineSettings(**command.get("settings", {}))
                 length = command.get("length", 128)
-                engine = Engine(checkpoint, max_sequence_length=length, batch=16, settings=settings)
+                routes = route_shape(checkpoint.config) if command.get("routes") else None
+                engine = Engine(checkpoint, max_sequence_length=length, batch=16, settings=settings, routes=routes)
                 results.append(None)
             case "generate":
                 results.append(generate(engine, command))

@@ -6,7 +6,7 @@ import pyarrow as pa
 from tools.docs.tables import GENERATED, table
 
 from shoal.contracts.file_size import MAX_FILE_BYTES
-from shoal.contracts.rollouts import FINISH_REASONS, ROLLOUT_SCHEMA, RolloutMetadata
+from shoal.contracts.rollouts import FINISH_REASONS, ROLLOUT_SCHEMA, ROUTES_FIELD, RolloutMetadata
 from shoal.contracts.sft_data import PROBLEM_SCHEMA, SFT_SCHEMA, TRACE_SCHEMA
 from shoal.contracts.task_table import TASKS_SCHEMA
 
@@ -32,6 +32,10 @@ ROLLOUTS = {
     "seed": "seed of the row's sampler, drawn from the beacon",
     "temperature": "sampling temperature",
     "proofs": "TOPLOC proofs of 258 bytes, one for every 32 sampled tokens of a stretch or part of them",
+}
+ROUTES = {
+    "routes": "experts of each sampled token in each layer that has some: ascending, each as the number of experts skipped before it, in a byte; two "
+    "bytes with more than 256 experts",
 }
 TASKS = {
     "problem_id": "identity of the problem",
@@ -74,6 +78,8 @@ def parquet_page() -> str:
         "",
     ]
     lines += _columns(ROLLOUT_SCHEMA, ROLLOUTS)
+    lines += ["Files of steps have a last column where the recipe has `routerReplay`:", ""]
+    lines += _columns(pa.schema([ROUTES_FIELD]), ROUTES)
     lines += ["## Task table", "", "Key `tasks/<digest>.parquet`: what a run asks.", ""]
     lines += _columns(TASKS_SCHEMA, TASKS)
     lines += ["## Traces of a data set", "", "Key `datasets/<name>/part-00000.parquet`, by a run of mode Generate.", ""]

@@ -50,6 +50,9 @@ ROLLOUT_SCHEMA = pa.schema(
     ]
 )
 
+ROUTES_FIELD = pa.field("routes", pa.binary(), nullable=False)
+"""A last column, in files of steps of a run whose recipe has `routerReplay`; other files do not have it."""
+
 BATCH_TOKENS, BATCH_ROWS = 1 << 16, 256
 """Size of one read: entries of the four lists together, and rows."""
 LONGEST_TEXT_BYTES = 1024
@@ -63,11 +66,12 @@ class BadRollouts(ValueError):
 
 @dataclass(frozen=True)
 class FileLimits:
-    """Limits of a file: tokens of prompts and completions together, those of one row, and rows."""
+    """Limits of a file: tokens of prompts and completions together, those of one row, and rows; and of routes, bytes a token."""
 
     tokens: int
     row_tokens: int
     rows: int
+    route_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,8 @@ class Rollout:
     `completion_mask` is False where a token is a tool's output and was not sampled. `completion_logprobs` are natural logarithms at `temperature`,
     and exactly 0 where a token was not sampled. `target_length` is None when the run has no length reward; the three rewards are None where the
     worker could not score the row. `proofs` is the concatenation of 258-byte TOPLOC proofs: each stretch of sampled tokens (`sampled_stretches`;
-    without tools the whole completion) has one for every 32 of its tokens or part of them.
+    without tools the whole completion) has one for every 32 of its tokens or part of them. `routes` are the experts of each sampled token
+    (`models.routes`); None where the run does not record them.
     """
 
     run: str
@@ -112,6 +117,7 @@ class Rollout:
     seed: int
     temperature: float
     proofs: bytes
+    routes: bytes | None = None
 
 
 def sampled_stretches(mask: Sequence[bool]) -> list[slice]:
@@ -128,7 +134,8 @@ def sampled_stretches(mask: Sequence[bool]) -> list[slice]:
 def write_rollouts(rows: Sequence[Rollout], metadata: RolloutMetadata) -> bytes:
     """The Parquet bytes of one submission, one row group; raises `BadRollouts` for rows that no reader would take."""
     check_shapes(rows)
-    schema = ROLLOUT_SCHEMA.with_metadata({f"shoal.{name}": value for name, value in asdict(metadata).items()})
+    schema = ROLLOUT_SCHEMA if rows[0].routes is None else ROLLOUT_SCHEMA.append(ROUTES_FIELD)
+    schema = schema.with_metadata({f"shoal.{name}": value for name, value in asdict(metadata).items()})
     columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
     sink = io.BytesIO()
     pq.write_table(pa.table(columns, schema=schema), sink, compression="zstd", row_group_size=max(len(rows), 1))
@@ -184,6 +191,13 @@ def _check_limits(table: pa.Table, limits: FileLimits) -> None:
             raise BadRollouts(f"a row has {longest} entries of {name}; at most {limits.row_tokens} are allowed")
         if total > limits.tokens:
             raise BadRollouts(f"file has {total} entries of {name}; at most {limits.tokens} are allowed")
+    if ROUTES_FIELD.name in table.column_names:
+        longest = pc.max(pc.binary_length(table.column(ROUTES_FIELD.name))).as_py() or 0
+        if longest > limits.route_bytes * limits.row_tokens:
+            allowed = (
+                f"at most {limits.route_bytes} a token are allowed" if limits.route_bytes else "this run records none"
+            )
+            raise BadRollouts(f"a row has {longest} bytes of routes; {allowed}")
     for field in ROLLOUT_SCHEMA:
         if pa.types.is_string(field.type):
             longest = pc.max(pc.binary_length(table.column(field.name))).as_py() or 0
@@ -247,6 +261,8 @@ def _check_row(number: int, row: Rollout, first: Rollout) -> None:
             raise BadRollouts(
                 f"row {number}: {name} differs from row 0; a file holds one submission of one policy version"
             )
+    if (row.routes is None) != (first.routes is None):
+        raise BadRollouts(f"row {number}: routes are in some rows only; a file has them in all or in none")
     length = len(row.completion_tokens)
     for name in ("completion_logprobs", "completion_mask"):
         if len(getattr(row, name)) != length:
@@ -272,11 +288,12 @@ def _metadata(raw: dict[bytes, bytes]) -> RolloutMetadata:
 
 
 def _check_schema(schema: pa.Schema) -> None:
-    if schema.names != ROLLOUT_SCHEMA.names:
+    wanted = ROLLOUT_SCHEMA.append(ROUTES_FIELD) if ROUTES_FIELD.name in schema.names else ROLLOUT_SCHEMA
+    if schema.names != wanted.names:
         missing = [name for name in ROLLOUT_SCHEMA.names if name not in schema.names]
         unknown = [name for name in schema.names if name not in ROLLOUT_SCHEMA.names]
         raise BadRollouts(f"columns do not match: missing {missing}, unknown {unknown[:5]}, or in another order")
-    for field in ROLLOUT_SCHEMA:
+    for field in wanted:
         found = schema.field(field.name)
         if not _same_type(found.type, field.type):
             raise BadRollouts(f"column {field.name} has type {found.type}; required: {field.type}")
@@ -290,7 +307,7 @@ def _same_type(found: pa.DataType, required: pa.DataType) -> bool:
 
 
 def _check_nulls(number: int, row: dict[str, Any]) -> None:
-    for field in ROLLOUT_SCHEMA:
+    for field in (*ROLLOUT_SCHEMA, *([ROUTES_FIELD] if ROUTES_FIELD.name in row else [])):
         value = row[field.name]
         if value is None and not field.nullable:
             raise BadRollouts(f"row {number}: {field.name} is null")

@@ -26,7 +26,8 @@ class Completion:
     """One completion. `logprobs` are natural logarithms at the temperature; `proofs` are TOPLOC proofs.
 
     A `finish_reason` of `stop` means that the last token is an end-of-sequence token, `unanswered` that the last token ends a call of a tool.
-    `mask` is false where a token is a tool's output; None: every token was sampled.
+    `mask` is false where a token is a tool's output; None: every token was sampled. `routes` are those of its sampled tokens (`models.routes`); None
+    where the engine does not record them.
     """
 
     tokens: list[int]
@@ -34,6 +35,7 @@ class Completion:
     finish_reason: Literal["stop", "length", "unanswered"]
     proofs: bytes
     mask: list[bool] | None = None
+    routes: bytes | None = None
 
     @property
     def sampled(self) -> int:

@@ -132,4 +132,5 @@ def _row(
         seed=planned.request.seed,
         temperature=planned.request.temperature,
         proofs=completion.proofs,
+        routes=completion.routes if public.routes is not None else None,
     )

@@ -31,6 +31,7 @@ class Episode:
     logprobs: list[float] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
     proofs: bytes = b""
+    routes: bytes | None = None
     made: Completion | None = None
 
     def request(self, tools: EpisodeTools | None = None) -> Request:
@@ -50,6 +51,8 @@ class Episode:
         self.made = made
         self._append(made.tokens, made.logprobs, sampled=True)
         self.proofs += made.proofs
+        if made.routes is not None:
+            self.routes = (self.routes or b"") + made.routes
 
     def goes_on(self, tools: EpisodeTools) -> bool:
         """Ask the tool if the row pauses. Raises ToolFailedError."""
@@ -70,7 +73,7 @@ class Episode:
     def completion(self) -> Completion:
         """All of the row."""
         assert self.made is not None
-        return Completion(self.tokens, self.logprobs, self.made.finish_reason, self.proofs, self.mask)
+        return Completion(self.tokens, self.logprobs, self.made.finish_reason, self.proofs, self.mask, self.routes)
 
     def _append(self, tokens: Sequence[int], logprobs: Sequence[float], *, sampled: bool) -> None:
         self.tokens += tokens

@@ -142,6 +142,7 @@ class Worker:
                 max_sequence_length=public.max_sequence_length,
                 batch=public.sampling.groups_per_submission * public.group_size * public.rows_each,
                 settings=self._settings,
+                routes=public.routes,
             )
         self._first = policy
         self._loaded(policy)

@@ -74,7 +74,12 @@ def check_file(
         job = evidence.job(fact, verdict, every_row=rejected)
         facts = facts.of_file(job)
         longest = facts.max_sequence_length
-        file = File(job, *parse_file(path, facts.rows * longest, longest, judge.MOST_TIMES_ROWS * facts.rows))
+        file = File(
+            job,
+            *parse_file(
+                path, facts.rows * longest, longest, judge.MOST_TIMES_ROWS * facts.rows, route_bytes=facts.route_bytes
+            ),
+        )
         check = _FileCheck(facts, policy_of, looks, file, verdict, outcome)
         if rejected:
             check.rejected()
@@ -225,7 +230,9 @@ class _FileCheck:
         half = budget.model_copy(update={"largest": budget.largest / 2})
         job, facts, far = self._file.job, self._facts, set[int]()
         with _ONE_AT_A_TIME:
-            for batch in prefill_rows(policy.model, wanted, facts.eos_token_ids, job.sampler, facts.truncation):
+            for batch in prefill_rows(
+                policy.model, wanted, facts.eos_token_ids, job.sampler, facts.truncation, facts.routes
+            ):
                 far |= redraw.outliers(self._file, batch, half).keys()
         return [row for row in wanted if row not in far]
 

@@ -32,6 +32,7 @@ from shoal.validation.checks import (
     redraw,
     replay,
     reward,
+    routes,
     sampling,
     termination,
     token_sampling,
@@ -87,7 +88,12 @@ def judge(
             longest = facts.max_sequence_length
             # A wrong number of rows is for `sampling` to name; a flood of short ones is refused before any is made.
             most = MOST_TIMES_ROWS * facts.rows
-            file = File(job, *parse_file(path, facts.rows * longest, longest, most, progress=progress))
+            file = File(
+                job,
+                *parse_file(
+                    path, facts.rows * longest, longest, most, route_bytes=facts.route_bytes, progress=progress
+                ),
+            )
         finding = cheap_finding(file, facts, watch, progress)
         last = runs_programs(facts.environment)
         if finding is None and not last:
@@ -164,6 +170,7 @@ def cheap_finding(
             found
             or termination.check_ends(file, facts)
             or computation.check_shape(file, facts)
+            or routes.check_shape(file, facts)
             or replay.check(file, facts)
             or copies.check(file, facts)
         )
@@ -250,7 +257,7 @@ def _row_by_row(
     """Checks for which a row is right or wrong by itself: its proofs, and the sampler's choices. Rows that the latter leave out are few."""
     budget = budget_of(facts, policy)
     of_this_look = [*(file.rows[number] for number in looked_at), *drawn.values()]
-    batches = prefill_rows(policy.model, drawn, facts.eos_token_ids, file.job.sampler, facts.truncation)
+    batches = prefill_rows(policy.model, drawn, facts.eos_token_ids, file.job.sampler, facts.truncation, facts.routes)
     while True:
         with watch("prefill"):
             batch = next(batches, None)
@@ -259,7 +266,7 @@ def _row_by_row(
         progress()
         with watch("computation"):
             errors = computation.measure(file, batch, facts, policy.profile)
-            finding = computation.check(file, errors, thresholds)
+            finding = routes.check(batch, policy.dtype) or computation.check(file, errors, thresholds)
         with watch("redraw"):
             outliers |= redraw.outliers(file, batch, budget)
             finding = finding or redraw.check(outliers, of_this_look, budget, chance)

@@ -70,6 +70,7 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
         vine=config.recipe.vine,
         prompt=prepared.prompt,
         sources=rows_of_sources(prepared.mixture, config.length_reward),
+        routes=prepared.routes,
     )
     return with_benchmarks(facts, {each.name: (each, *_pinned(store, each)) for each in pinned})
 
@@ -88,6 +89,7 @@ def with_benchmarks(facts: Facts, found: Mapping[str, tuple[BenchmarkTerms, Envi
             length_reward=terms.length_reward,
             benchmark=terms,
             vine=None,
+            routes=None,
             prompt=terms.prompt,
             benchmarks=benchmarks,  # each knows all of them, which its slices' numbers depend on
         )

@@ -338,6 +338,7 @@ def public_run(state: RunState) -> PublicRun:
         vine=config.recipe.vine,
         prompt=prepared.prompt,
         mixture=prepared.mixture,
+        routes=prepared.routes,
     )
 
 
