@@ -25,7 +25,7 @@ class NoRoutes(ValueError):
 class RouteShape(Contract):
     """What the routes of one token are: in each of `layers`, `choices` different ones of `experts`.
 
-    With `groups` above 1 the experts are in that many groups of equal size, and those that are chosen are in at most `groups_chosen` of them.
+    With `groups` above 1 the experts are in that many groups of equal size. Those that are chosen are in at most `groups_chosen` of them.
     """
 
     layers: int = Field(ge=1, le=10_000, description="layers that have experts")
@@ -41,7 +41,7 @@ class RouteShape(Contract):
 
     @property
     def bytes_a_token(self) -> int:
-        """Of a sampled token, unpacked. Qwen3-30B-A3B: 48 x 8 = 384; zstd packs them to some 260 (`models.routes`)."""
+        """Of a sampled token, unpacked. Qwen3-30B-A3B: 48 x 8 = 384; zstd packs them to 253."""
         return self.layers * self.choices * self.width
 
 

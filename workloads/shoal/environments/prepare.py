@@ -148,7 +148,7 @@ def _routes(config: RunConfig, folder: Path) -> RouteShape | None:
     most = largest_bytes(rows, config.recipe.max_sequence_length, longest, shape.bytes_a_token)
     if most > MAX_FILE_BYTES:
         raise CannotPrepare(
-            f"spec.recipe.routerReplay: a file of {rows} rows with routes may have {most >> 20} MiB, allowed are {MAX_FILE_BYTES >> 20}:"
+            f"spec.recipe.routerReplay: a file of {rows} rows with routes may have {most >> 20} MiB; at most {MAX_FILE_BYTES >> 20} are allowed:"
             " lower sampling.groupsPerSubmission or sampling.maxCompletionTokens"
         )
     return shape

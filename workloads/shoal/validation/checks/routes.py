@@ -1,7 +1,7 @@
 """Routes: the experts that a file says its tokens were given to are those that the model's routers choose (`contracts.routes`).
 
 A router may choose otherwise where two experts are nearly equal, as kernels and batches round. So every row's routes must be such as some router
-makes; and of the rows that are looked at none may be further behind our own choice than rounding explains, neither in one place nor on average.
+makes. Of the rows that are looked at none may be further behind our own choice than rounding explains, in one place or on average.
 
 What a lie can gain is small: routes within these bounds are ties, whose experts the trainer would have used for a token that rounds otherwise.
 """
@@ -47,7 +47,7 @@ def check_shape(file: File, facts: Facts) -> Finding | None:
 
 
 def check(prefills: Mapping[int, Prefill], dtype: str) -> Finding | None:
-    """The rows' routes are those of our own routers, but for ties."""
+    """The rows' routes are those of our own routers, except for ties."""
     bounds = BOUNDS[dtype]
     for number, ours in prefills.items():
         gaps = ours.routes
