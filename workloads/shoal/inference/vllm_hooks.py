@@ -61,7 +61,8 @@ class HiddenStateExtension:
         runner = self.model_runner
         _check_runner(runner)
         runner.sampler.topk_topp_sampler = SeedSampler(runner)
-        self.shoal_recorder = self.shoal_routes = None
+        self.shoal_recorder = None
+        self.shoal_routes = None
         if self.rank != 0:
             return
         recorder = self.shoal_recorder = ProofRecorder(_mask(masked, runner))

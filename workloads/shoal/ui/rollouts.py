@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from shoal.contracts import keys
@@ -130,7 +131,7 @@ class RolloutFiles:
         """Of the routes of a token in the run's files, as prepare wrote it."""
         try:
             routes = Prepared.from_json(self._store.get(keys.PREPARED)).routes
-        except NotFound:
+        except (NotFound, ValidationError):
             return 0
         return routes.bytes_a_token if routes is not None else 0
 
