@@ -97,13 +97,18 @@ def make_policy(folder: Path, seed: int, *, tied: bool = False, dtype: torch.dty
     )
     model = Qwen3ForCausalLM(config).to(dtype).eval()
     model.save_pretrained(folder)
+    save_tokenizer(folder)
+    return model
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Write a byte-level tokenizer of 258 tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<pad>": 0, "<eos>": EOS} | {character: 2 + index for index, character in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(folder)
-    return model
 
 
 def proof_profile(masked: Sequence[int]) -> ProofProfile:
@@ -213,7 +218,8 @@ def request_of(written: dict[str, Any]) -> Request:
 
 def _completion(item: dict[str, Any]) -> Completion:
     segments = tuple(tuple(each) for each in item["segments"])
-    return Completion(**(item | {"proofs": base64.b64decode(item["proofs"]), "segments": segments}))
+    routes = bytes.fromhex(item["routes"]) if item["routes"] is not None else None
+    return Completion(**(item | {"proofs": base64.b64decode(item["proofs"]), "segments": segments, "routes": routes}))
 
 
 class Scenario:

@@ -146,6 +146,7 @@ class Worker:
                 batch=public.sampling.groups_per_submission * public.group_size * public.rows_each,
                 settings=self._settings,
                 cuts=public.several_versions,
+                routes=public.routes,
             )
         self._desk.several = public.several_versions
         self._first = policy

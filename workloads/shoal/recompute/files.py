@@ -74,7 +74,12 @@ def check_file(
         job = evidence.job(fact, verdict, every_row=rejected)
         facts = facts.of_file(job)
         longest = facts.max_sequence_length
-        file = File(job, *parse_file(path, facts.rows * longest, longest, judge.MOST_TIMES_ROWS * facts.rows))
+        file = File(
+            job,
+            *parse_file(
+                path, facts.rows * longest, longest, judge.MOST_TIMES_ROWS * facts.rows, route_bytes=facts.route_bytes
+            ),
+        )
         check = _FileCheck(facts, policy_of, looks, file, verdict, outcome)
         if rejected:
             check.rejected()
@@ -229,7 +234,9 @@ class _FileCheck:
             pieces = by_version(wanted, version)
             file = judge.of_version(self._file, pieces, version)
             with _ONE_AT_A_TIME:
-                for batch in prefill_rows(policy.model, pieces, facts.eos_token_ids, job.sampler, facts.truncation):
+                for batch in prefill_rows(
+                    policy.model, pieces, facts.eos_token_ids, job.sampler, facts.truncation, facts.routes
+                ):
                     far |= redraw.outliers(file, batch, half).keys()
         return [row for row in wanted if row not in far]
 

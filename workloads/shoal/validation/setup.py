@@ -71,6 +71,7 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
         prompt=prepared.prompt,
         sources=rows_of_sources(prepared.mixture, config.length_reward),
         several_versions=config.several_versions,
+        routes=prepared.routes,
     )
     return with_benchmarks(facts, {each.name: (each, *_pinned(store, each)) for each in pinned})
 
@@ -90,6 +91,7 @@ def with_benchmarks(facts: Facts, found: Mapping[str, tuple[BenchmarkTerms, Envi
             benchmark=terms,
             vine=None,
             several_versions=False,
+            routes=None,
             prompt=terms.prompt,
             benchmarks=benchmarks,  # each knows all of them, which its slices' numbers depend on
         )

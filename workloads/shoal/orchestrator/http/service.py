@@ -339,6 +339,7 @@ def public_run(state: RunState) -> PublicRun:
         prompt=prepared.prompt,
         mixture=prepared.mixture,
         several_versions=config.several_versions,
+        routes=prepared.routes,
     )
 
 
