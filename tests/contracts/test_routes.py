@@ -14,6 +14,7 @@ from samples import METADATA, rollout
 from shoal.contracts.file_size import largest_bytes
 from shoal.contracts.rollouts import (
     ROLLOUT_SCHEMA,
+    ROUTES_FIELD,
     BadRollouts,
     FileLimits,
     read_batches,
@@ -123,6 +124,18 @@ def test_a_file_has_the_column_only_where_routes_are_recorded() -> None:
 def test_rows_with_and_without_routes_do_not_make_a_file() -> None:
     with pytest.raises(BadRollouts, match="row 1: routes are in some rows only; a file has them in all or in none"):
         write_rollouts([replace(ROW, routes=ROUTES), ROW], METADATA)
+
+
+def test_rows_with_segments_and_routes_do_not_make_a_file() -> None:
+    """Nor is one read that somebody else made."""
+    both = replace(rollout(), routes=b"\0\1", segment_versions=[rollout().policy_version], segment_starts=[0])
+    with pytest.raises(BadRollouts, match="row 0: it has segments and routes; a file has one of them at most"):
+        write_rollouts([both], METADATA)
+    table = pq.read_table(pa.BufferReader(write_rollouts([replace(both, routes=None)], METADATA)))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.append_column(ROUTES_FIELD, pa.array([b"\0\1"])), sink)
+    with pytest.raises(BadRollouts, match="columns do not match"):
+        read_rollouts(sink.getvalue().to_pybytes())
 
 
 def test_a_flood_of_routes_is_refused_before_a_row_is_made() -> None:

@@ -13,7 +13,7 @@ from expert_policy import grouped_config, make_expert_policy
 from transformers import AutoTokenizer
 
 from shoal.contracts.recipe import Validation
-from shoal.contracts.rollouts import Rollout, write_rollouts
+from shoal.contracts.rollouts import Rollout, read_rollouts, write_rollouts
 from shoal.contracts.routes import RouteShape
 from shoal.contracts.verdicts import Verdict
 from shoal.inference.completions import Completion
@@ -193,5 +193,8 @@ def test_a_file_without_the_routes_that_the_run_records_is_refused_and_so_is_one
 
 
 def test_the_reader_apart_sends_the_routes(rows: list[Rollout], tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(write_rollouts(rows, METADATA))
-    assert parse_file(tmp_path / "file", 10_000, route_bytes=SHAPE.bytes_a_token)[0] == rows
+    data = write_rollouts(rows, METADATA)
+    (tmp_path / "file").write_bytes(data)
+    sent, _ = parse_file(tmp_path / "file", 10_000, route_bytes=SHAPE.bytes_a_token)
+    assert [row.routes for row in sent] == [row.routes for row in rows]
+    assert sent == read_rollouts(data)[0]
