@@ -61,6 +61,7 @@ bench: setup ## run the benchmarks; each writes one JSON and one table
 	$(PYTHON) -m benchmarks.rewards
 	$(PYTHON) -m benchmarks.agents.reasoning_gym
 	$(PYTHON) -m benchmarks.agents.verifiers_environments
+	$(PYTHON) -m benchmarks.agents.tool_rise
 	$(PYTHON) -m benchmarks.operator
 
 bench-trainer: setup ## the trainer against TRL 1.16.0, on this machine's CPU or GPU

@@ -30,9 +30,9 @@ from shoal.contracts.tasks import Task
 from shoal.environments.base import digest, load
 from shoal.environments.episodes import scored_text, tools_of
 from shoal.environments.places import FOLDERS_VARIABLE
-from shoal.environments.prompts import prompt_tokens
+from shoal.environments.prompts import CALL, prompt_tokens
 from shoal.environments.scored_once import ScoredOnce
-from shoal.environments.turns import CALL, Rerun, Turns, calls_of
+from shoal.environments.turns import Rerun, Turns, calls_of
 from shoal.inference.completions import Completion, Request
 from shoal.inference.rollouts import PlannedRow
 from shoal.inference.tool_episodes import play

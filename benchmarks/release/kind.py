@@ -17,14 +17,13 @@ SECONDS = 2400.0
 
 
 def main() -> None:
-    from e2e.kind import engine, node_image
+    from e2e.kind import engine
 
     from benchmarks.release.__main__ import record
 
     report = ROOT / ".cache" / "junit-core.xml"
     report.unlink(missing_ok=True)
     docker = "this machine's" if engine.somebodys() else "Debian's, started for it"
-    published = node_image.published_answers()
     started = time.monotonic()
     environment = {name: value for name, value in os.environ.items() if name != "E2E_CLUSTER"}
     status = subprocess.run(
@@ -36,7 +35,6 @@ def main() -> None:
     of = {
         "minutes": minutes,
         "docker": docker,
-        "node_image": "published" if published else "made here",
         "tests": "core",
     }
     record(kind_e2e=counted(report) | of)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.reproduce.arms import MAX_LENGTH, TARGETS, WIDTH, Arm
 from shoal.contracts.recipe import GeneratedModel
 from shoal.contracts.tasks import Task
-from shoal.environments.arithmetic import Arithmetic
+from shoal.environments.arithmetic import Arithmetic, operands
 from shoal.environments.base import Score
 from shoal.environments.generated_model import make_model, random_model
 from shoal.environments.generated_tokenizer import train_tokenizer
@@ -77,7 +77,7 @@ def _make_base(arm: Arm, seed: int, folder: Path) -> None:
         longest,
         seed,
         lambda step, loss, rate: None,
-        write=padded_addition if padded else None,
+        write=(lambda task, chance, slips: [(padded_addition(*operands(task), chance), True)]) if padded else None,
     )
 
 

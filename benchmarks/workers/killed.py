@@ -12,6 +12,7 @@ from shoal.contracts.protocol import LEAVE_SECONDS, Lease, StepInfo
 from shoal.contracts.work import LeasePart
 from shoal.inference.batch import PlannedLease, RunningLease
 from shoal.inference.generation import Generation, Wish
+from shoal.inference.weights import VersionOnDisk
 from shoal.planner.rates import FILE_BYTES_A_TOKEN
 
 NODE = "0" * 64
@@ -53,6 +54,7 @@ class _Worker:
     """One worker until its end; it is its own desk."""
 
     info: StepInfo | None = None
+    newest: VersionOnDisk | None = None
     most = 2
     shortage = "no-lease"
 

@@ -84,7 +84,7 @@ def status() -> dict[str, int | None]:
 
 
 def _create(engine: DockerEngine, logs: Path) -> None:
-    image = "" if node_image.published_answers() else node_image.own(engine)
+    image = "" if node_image.published_answers(engine) else node_image.own(engine)
     VOLUMES.mkdir(parents=True, exist_ok=True)
     # A name of our own for the bridge, so that it is known and taken away for sure.
     engine.docker(

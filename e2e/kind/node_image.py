@@ -32,8 +32,6 @@ from e2e.nodes.manifests import storage_class
 
 Object = dict[str, Any]
 
-PUBLISHED = "https://registry-1.docker.io/v2/"
-"""The registry that has the images of kind's project."""
 PACKAGES = (
     "bash,ca-certificates,conntrack,containerd,containernetworking-plugins,curl,ethtool,iproute2,iptables,jq,kmod,libseccomp2,mount,nftables,pigz,"
     "procps,runc,socat,systemd,util-linux"
@@ -52,13 +50,14 @@ UNWANTED = (
 PLUGINS = ("host-local", "loopback", "portmap", "ptp")
 
 
-def published_answers() -> bool:
-    """Whether the registry with kind's own node images can be reached, and this machine can run them."""
+def published_answers(engine: DockerEngine) -> bool:
+    """Whether Docker's own registry, which has kind's node images, can be reached, and this machine can run them."""
     if docker.lacks_capability():
         return False
     try:
-        return httpx.get(PUBLISHED, timeout=10.0).status_code in (200, 401)
-    except httpx.HTTPError:
+        registry = engine.docker("info", "--format", "{{.IndexServerAddress}}").strip()
+        return httpx.get(registry, timeout=10.0, follow_redirects=True).status_code < 500
+    except (httpx.HTTPError, httpx.InvalidURL, RuntimeError):
         return False
 
 

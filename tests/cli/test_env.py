@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 from servers import ROOT
 from shoal.cli.main import app
+from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.checking import check
+from shoal.environments.probe import probe
 from shoal.environments.scaffold import CannotMake, new_environment
 
 
@@ -138,6 +140,15 @@ def test_an_unfit_environment_is_exit_code_one(tmp_path: Path, package: Path) ->
     done = shoal("check", "word-puzzles", cwd=tmp_path, more_path=package)
     assert (done.returncode, done.stderr) == (1, "not usable in a run: word-puzzles\n")
     assert "is 0.5; allowed: 0 or 1" in done.stdout
+
+
+def test_an_environment_whose_gold_answer_raises_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_answer(*_: object) -> str:
+        raise ValueError("no gold answer")
+
+    monkeypatch.setattr(Arithmetic, "gold", no_answer)
+    with pytest.raises(ValueError, match="no gold answer"):
+        probe(Arithmetic(), 1, 0)
 
 
 def test_an_unknown_environment_is_wrong_input(tmp_path: Path) -> None:

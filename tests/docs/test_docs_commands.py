@@ -54,6 +54,7 @@ NOT_RUN = {
     "shoal push": "wants a hub: tests/cli/test_push.py",
     "shoal generate": "a run of minutes: tests/system/test_generate.py",
     "shoal keys": "wants a run that goes on, and its keys: tests/system/test_key_rotation.py, tests/cli/test_keys.py",
+    "shoal serving": "wants a run with an evaluated version: tests/serving/test_promotion.py, tests/serving/test_image.py",
     "shoal down": "wants a run that goes on: tests/cli/test_main.py",
     "shoal logs north": "wants a run of two islands: tests/system/test_islands_system.py makes one",
     "shoal ui": "serves until it is stopped: tests/ui/test_ui_command.py",

@@ -113,12 +113,13 @@ class World:
         seeds: Sequence[int],
         version: int = 3,
         public: PublicRun = tiny_policy.PUBLIC,
+        step: int = 4,
         **more: Any,
     ) -> None:
-        """A lease for step 4 with these rows."""
+        """A lease for this step with these rows."""
         rows = [row for sample, seed in enumerate(seeds) for row in rows_of(seed, 1, sample)]
         lease = tiny_policy.LEASE.model_copy(update={"submission": number, "lease": f"{number:032x}"})
-        work = public.codec.decode(4)
+        work = public.codec.decode(step)
         given: dict[str, Any] = {"tools": None, "given": self.engine.now, "ends": self.engine.now + 1e6} | more
         given.setdefault("life", given["ends"] - given["given"])
         self.leases.append(PlannedLease(lease, work, public, policy(version), rows, **given))
@@ -252,6 +253,27 @@ def test_a_lease_that_was_planned_before_a_swap_takes_no_older_weights_back() ->
     world.wish = Wish(policy(3), False, False)
     world.until(2)
     assert world.loaded == [4]
+
+
+def test_a_lease_of_an_older_step_that_takes_no_newer_weights_goes_back_while_rows_run() -> None:
+    world = World(several=True)
+    world.most = 3
+    world.lease(0, [seed for seed in range(1000) if length(seed) > 12][: SLOTS // 2], version=4, step=5)
+    world.loop.loaded = policy(4)
+    world.loop.turn()
+    world.loop.turn()
+    assert world.wish is not None
+    world.lease(1, [3], version=4)  # the step before, of which a file was rejected
+    world.newest = policy(5)
+    world.loop.turn()
+    assert world.loaded == [5]
+    assert world.lost == [(1, "swap")]
+    world.until(1)
+    assert world.loaded == [5], "an engine takes no weights while rows run"
+    world.lease(1, [3], version=4)
+    world.newest = None
+    world.until(2)
+    assert world.loaded == [5, 4]  # nothing of the newer is left
 
 
 def test_where_rows_are_of_one_version_a_newer_one_waits() -> None:

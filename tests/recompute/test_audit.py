@@ -20,15 +20,17 @@ from changed_keys import RunKeys
 from shoal.contracts import keys
 from shoal.contracts.recipe import Retention
 from shoal.contracts.run import RunConfig
+from shoal.contracts.trust import HeldKeys
 from shoal.errors import InputWrong
 from shoal.ledger.entries import KeysChanged
-from shoal.recompute.evidence import CannotCheck
+from shoal.recompute import files
+from shoal.recompute.evidence import CannotCheck, Evidence
 from shoal.recompute.progress import Ticker
 from shoal.recompute.record import AuditTerms, Recorder
 from shoal.recompute.weights import Weights
 from shoal.storage import Store
-from shoal.storage.versions import materialise
-from shoal.validation.policies import LoadedPolicy
+from shoal.storage.versions import materialise, read_sealed_manifest
+from shoal.validation.policies import LoadedPolicy, Policies
 
 EVERYTHING = ("batches", "steps", "draws", "rewards", "proofs")
 
@@ -201,6 +203,36 @@ def test_a_version_that_finds_no_room_is_tried_once_and_not_for_every_file(
     told = copy.audit("proofs").stages["proofs"].unchecked
     assert all(why.endswith("cannot be checked here: CUDA out of memory") for why in told)
     assert len(told) == len(tried) < told.total()
+
+
+def test_no_version_is_asked_for_while_another_thread_may_use_the_one_that_it_is_written_over(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def watched(weights: Weights, version: int) -> LoadedPolicy:
+        asked.append(files._ONE_AT_A_TIME.locked())
+        return get(weights, version)
+
+    get = Weights.get
+    monkeypatch.setattr(Weights, "get", watched)
+    copy = Copy(world, tmp_path)
+    assert copy.audit("proofs").good
+    assert asked
+    assert all(asked)
+
+
+def test_a_digest_is_asked_for_without_its_version(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Policies, "get", lambda *_: pytest.fail("a version is loaded"))
+    copy = Copy(world, tmp_path)
+    evidence = Evidence(copy.store, copy.config, copy.ledger(), copy.entries())
+    weights = Weights(evidence, tmp_path / "policies")
+    manifest = read_sealed_manifest(copy.store, 0, HeldKeys(evidence.roster, "trainer"))
+    assert weights.digest(0) == manifest.sha256
+    with pytest.raises(CannotCheck, match="the weights of version 999 are not in the store"):
+        weights.digest(999)
 
 
 def test_weights_are_loaded_for_files_that_wait_for_their_proofs_only(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from served_runs import Promote, Served, files_of
+from served_runs import Promote, Served, files_of, make_run
 
 from servers import wait_until
 from shoal.contracts import keys
@@ -113,6 +113,19 @@ def test_damaged_bytes_never_become_current(served: Served, promote: Promote) ->
     said = followed(served, [damage])
     assert "shard 2 of version 2 does not have the SHA-256 of its descriptor" in "".join(said)
     assert current(served) == "v000001"
+
+
+def test_a_folder_with_the_same_number_of_another_run_gets_this_runs(
+    served: Served, promote: Promote, tmp_path: Path
+) -> None:
+    """`shoal serving image` puts every run into `models` unless it is told otherwise."""
+    other = Served(make_run(tmp_path / "others"), ("demo", "--runs-dir", str(tmp_path / "others")), served.folder)
+    other.run.add_version(1, files_of(1) | {"model.safetensors": b"other" * 600})
+    other.said("promote", "--version", "1", "--reason", "x")
+    other.said("fetch", "--folder", str(served.folder))
+    promote(1)
+    served.said("fetch", "--folder", str(served.folder))
+    assert (served.folder / CURRENT / "model.safetensors").read_bytes() == files_of(1)["model.safetensors"]
 
 
 def test_a_tag_that_is_not_there_is_said(served: Served) -> None:

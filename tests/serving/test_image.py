@@ -184,6 +184,19 @@ def test_a_login_never_goes_to_another_host(registry: Registry, image: ModelImag
     assert elsewhere.authorizations == {""}
 
 
+def test_another_host_that_asks_for_a_login_gets_none(
+    registry: Registry, image: ModelImage, loopback: Loopback
+) -> None:
+    elsewhere = Registry(loopback.address())
+    try:
+        registry.scheme, registry.uploads_at, elsewhere.scheme = "Basic", elsewhere.url, "Bearer"
+        with pytest.raises(InputWrong, match="401"):
+            send(image, registry, (USER, PASSWORD))
+    finally:
+        elsewhere.close()
+    assert elsewhere.authorizations == {""}
+
+
 def test_a_registry_that_is_away_is_said(image: ModelImage, loopback: Loopback) -> None:
     host = f"{loopback.address()}:9"
     with pytest.raises(RunFailed, match="did not take the image for"):

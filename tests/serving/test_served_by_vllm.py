@@ -39,7 +39,7 @@ class Server:
     def __init__(self, folder: Path, address: str, port: int) -> None:
         [container] = POD["containers"]
         self.url = f"http://{address}:{port}"
-        self._paths = {"/models": str(folder), "/tmp/": f"{folder.parent}/tmp-"}
+        self._paths = {"/tmp/": f"{folder.parent}/tmp-", "/models": str(folder)}  # the folder may lie in /tmp itself
         self._paths |= {"0.0.0.0": address, "--port 8000": f"--port {port}", "exec python": f"exec {sys.executable}"}
         self._command = self._here(container["command"])
         self._command[2] += (

@@ -1,5 +1,6 @@
 """Retention: what goes is what nobody can need any more; a number's seal never goes."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from shoal.contracts.evaluation import Benchmark, BenchmarkTasks, BestVersion, E
 from shoal.contracts.recipe import RollBack, TrainerSettings
 from shoal.contracts.serving import Promotion
 from shoal.storage import Store
-from shoal.storage.promotions import move_tag
+from shoal.storage.promotions import move_tag, promoted_versions
 from shoal.storage.versions import versions_with_shards
 from shoal.training import delivery
 from shoal.training.delivery import Delivery
@@ -175,12 +176,58 @@ def test_the_trainer_deletes_no_version_that_a_tag_names_or_can_go_back_to(eleve
 def test_a_version_that_is_promoted_while_others_go_stays(
     eleven: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def delete_and_promote(store: Store, version: int) -> None:
-        delete_shards(store, version)
+    def delete_and_promote(store: Store, version: int, may_go: Callable[[], bool]) -> bool:
+        gone = delete_shards(store, version, may_go)
         move_tag(store, promoted(6))
+        return gone
 
     monkeypatch.setattr(delivery, "delete_shards", delete_and_promote)
     assert delete_old(eleven, tmp_path) == [0, 6, 9, 10]
+
+
+def test_a_version_that_is_promoted_after_the_tags_were_read_and_before_it_goes_stays_whole(
+    eleven: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The promotion listed the version, and found all of it, before the first deletion."""
+    for version in range(11):
+        eleven.put(keys.version_descriptor(version, 0), b"described")
+    reads = 0
+
+    def read_then_promoted(store: Store) -> set[int]:
+        nonlocal reads
+        found = promoted_versions(store)
+        reads += 1
+        if reads == 1:
+            move_tag(store, promoted(1))
+        return found
+
+    monkeypatch.setattr(delivery, "promoted_versions", read_then_promoted)
+    assert delete_old(eleven, tmp_path) == [0, 1, 9, 10]
+    assert eleven.get(keys.version_descriptor(1, 0)) == b"described"
+
+
+def test_whoever_promotes_a_version_that_goes_sees_a_gap(eleven: Store) -> None:
+    """Before the tags are read for the last time."""
+    for version in range(11):
+        eleven.put(keys.version_descriptor(version, 0), b"described")
+    seen: list[str] = []
+
+    def look() -> bool:
+        seen.extend(info.key for info in eleven.list(keys.version(1)))
+        return True
+
+    assert delete_shards(eleven, 1, look)
+    assert keys.version_descriptor(1, 0) not in seen
+    assert keys.version_shard(1, 0) in seen
+
+
+def test_what_lies_beside_the_tags_stops_no_deletion(eleven: Store, tmp_path: Path) -> None:
+    """A folder that somebody copied by hand, under a name that no tag has."""
+    beside = tmp_path / "store" / "shoal" / RUN / "serving" / "serving copy"
+    beside.mkdir(parents=True)
+    (beside / "000000.json").write_bytes(b"{}")
+    assert any("copy" in info.key for info in eleven.list(keys.SERVING))
+    assert delete_old(eleven, tmp_path) == [0, 9, 10]
 
 
 def test_a_tag_that_cannot_be_read_keeps_all_versions(eleven: Store, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ VALUES: dict[tuple[str, str], tuple[str, ...]] = {
     ("shoal_worker_slot_seconds", "use"): ("row", "no-lease", "swap", "upload", "tail", "no-version"),
     ("shoal_worker_engine_idle_seconds", "cause"): ("no-lease", "swap", "upload", "tail", "no-version"),
     ("shoal_worker_lost_tokens", "reason"): ("leaving", "sealed", "tool", "late", "failed", "refused", "swap"),
-    ("shoal_worker_returned", "reason"): ("leaving", "sealed", "tool", "late", "failed"),
+    ("shoal_worker_returned", "reason"): ("leaving", "sealed", "tool", "late", "failed", "swap"),
     ("shoal_relay_served_requests", "status"): ("200", "206", "403", "404", "429"),
     ("shoal_relay_token_checks", "outcome"): ("granted", "refused", "excluded"),
     ("shoal_relay_sync_seconds", "outcome"): ("sealed", "stalled", "abandoned", "changed"),

@@ -8,7 +8,7 @@ _SEVERAL = "has(self.rollouts) && has(self.rollouts.versions) && self.rollouts.v
 _GOOD: dict[str, Any] = {
     "rollouts": {"versions": "Several"},
     "asyncLevel": 2,
-    "recipe": {"algorithm": {}},
+    "recipe": {"algorithm": {"twoSidedGrpo": {}}},
     "trainer": {},
     "inferencePools": [{"name": "pool", "sampler": "gumbel-murmur3-1"}],
 }

@@ -1,8 +1,9 @@
 """A socket that speaks TLS and takes many records from the kernel at a time.
 
-In: a connected socket, whom to trust, and whose certificate it must be. Out: a socket for `http.client`. Python's `SSLSocket` asks the kernel twice
-for each record of 16 KiB. This one takes half a megabyte at once and hands it to OpenSSL in memory, which costs less CPU time. An idle connection
-holds 650 KiB, sixteen of them to one host 10 MiB. Called by `connections`.
+In: a connected socket, whom to trust, and whose certificate it must be. Out: a socket for `http.client`. Called by `connections`.
+
+Python's `SSLSocket` asks the kernel twice for each record of 16 KiB. This one takes half a megabyte at once and hands it to OpenSSL in memory.
+What that saves is not measured apart from hashing once (docs/adr/0113). An idle connection holds 650 KiB, sixteen of them to one host 10 MiB.
 """
 
 import socket
@@ -54,7 +55,7 @@ class TlsSocket(socket.socket):
 
     @property
     def drained(self) -> bool:
-        """Whether everything that was taken from the kernel was read, but for a part of a record."""
+        """Whether everything that was taken from the kernel was read, except for a part of a record."""
         return self._drained
 
     def sendall(self, data: Any, flags: int = 0) -> None:

@@ -5,7 +5,6 @@ Exit codes (DESIGN section 8): 0 done, 1 the run failed, 2 the input was wrong; 
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -365,7 +364,7 @@ def report(
     Example: shoal report s3://shoal/shoal/arithmetic --endpoint https://store.example --prometheus http://127.0.0.1:9090
     """
     from shoal.cli.reporting import compare_runs, last_words, report_elsewhere, write_report
-    from shoal.report.run_folders import find_run, is_run
+    from shoal.report.run_folders import elsewhere, find_run
 
     if run is not None and other is not None:
         if prometheus is not None:
@@ -373,7 +372,7 @@ def report(
         for line in compare_runs((run, other), runs_dir, output, endpoint, credentials).lines:
             typer.echo(line)
         return
-    if elsewhere(run, prometheus, is_run):
+    if elsewhere(run, prometheus):
         from shoal.report.ledger_sources import open_source
 
         opened = open_source(run, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
@@ -426,10 +425,10 @@ def push(
     from shoal.cli.push import push as run_push
     from shoal.report.access import access_of, open_run
     from shoal.report.ledger_sources import open_source
-    from shoal.report.run_folders import MODEL_FOLDER, find_run, is_run
+    from shoal.report.run_folders import MODEL_FOLDER, elsewhere, find_run
 
     opened = open_source(run, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
-    if elsewhere(run, None, is_run):
+    if elsewhere(run):
         access = access_of(opened)
         place = folder or Path(f"{access.run}-model")
     else:
@@ -439,13 +438,6 @@ def push(
         access, opened.trust.run_key, place, to, print_line,
         token_file=token_file, licence=licence, private=private, dry_run=dry_run,
     )  # fmt: skip
-
-
-def elsewhere(run: str | None, prometheus: str | None, is_run: Callable[[Path], bool]) -> bool:
-    """Whether a run is to be reported from its store alone: an S3 URL, a copy of a store, or with readings of a Prometheus."""
-    if prometheus is not None or (run or "").startswith("s3://"):
-        return True
-    return run is not None and Path(run).is_dir() and not is_run(Path(run))
 
 
 @app.command()

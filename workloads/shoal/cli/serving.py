@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="serving",
-    help="Promote a version of a run to serving, and serve what is promoted. Example: shoal serving promote arithmetic --best --reason 'release 1'",
+    help="Promote versions of a run to serving, and follow them. Example: shoal serving promote arithmetic --best --reason 'release 1'",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -254,13 +254,12 @@ def _open(
     run: str | None, runs_dir: Path, run_key: str | None, join: Path | None, endpoint: str | None,
     credentials: Path | None,
 ) -> "RunAccess":  # fmt: skip
-    from shoal.cli.main import elsewhere
     from shoal.report.access import access_of, open_run
     from shoal.report.ledger_sources import open_source
-    from shoal.report.run_folders import find_run, is_run
+    from shoal.report.run_folders import elsewhere, find_run
 
     opened = open_source(run, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
-    return access_of(opened) if elsewhere(run, None, is_run) else open_run(find_run(run, runs_dir))
+    return access_of(opened) if elsewhere(run) else open_run(find_run(run, runs_dir))
 
 
 def _checked(tag: str) -> str:

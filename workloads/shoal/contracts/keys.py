@@ -43,7 +43,7 @@ SFT_MANIFEST = "sft/manifest.json"
 EVALUATIONS = "evaluations/"
 BEST_VERSION = "evaluations/best.json"
 SERVING = "serving/"
-PROMOTION_PATTERN = re.compile(r"serving/([^/]+)/([0-9]{6})\.json")
+PROMOTION_PATTERN = re.compile(r"serving/([a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?)/([0-9]{6})\.json")
 
 
 def version_name(version: int) -> str:

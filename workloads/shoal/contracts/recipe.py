@@ -334,7 +334,10 @@ class LengthReward(SpecModel):
 class GeneratedModel(SpecModel):
     """A tiny model made on the spot: for demos and tests, where no model hub is needed."""
 
-    name: Literal["arithmetic"] = Field("arithmetic", description="Which shipped maker builds the model.")
+    name: Literal["arithmetic", "calculator"] = Field(
+        "arithmetic",
+        description="What the model is made for: `arithmetic` for the environment of that name, `calculator` for the environment `tool`.",
+    )
     hidden_size: int = Field(128, ge=128, le=4096, description="Width of the model; a proof needs 128 values.")
     layers: int = Field(3, ge=1, le=64, description="Transformer layers.")
     warm_start_pass_rate: Probability = Field(
@@ -343,7 +346,8 @@ class GeneratedModel(SpecModel):
     warm_start_max_steps: int = Field(400, ge=1, le=100_000, description="Most updates of the supervised warm start.")
     warm_start_slips: Probability = Field(
         0.5,
-        description="Share of the taught answers that have a mistake, which the rewards then teach the model to avoid.",
+        description="Share of the taught answers that have a mistake, which the rewards then teach the model to avoid. Of `calculator` the mistake is"
+        " to make up what the calculator says.",
     )
 
 

@@ -2,14 +2,13 @@
 
 In: an environment, the target lengths of the run, a size, a seed. Out: a checkpoint folder in the Hugging Face layout, in
 float32, whose sampled answers are right about as often as asked for. Reinforcement learning needs a model that is
-sometimes right; from random weights no group would ever carry signal. It is taught with a learner's additions, slips and
+sometimes right; from random weights no group would ever carry signal. It is taught with a learner's answers, slips and
 all, so that it ends up where rewards have something to teach, whatever the seed. Called by `prepare`.
 """
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -18,11 +17,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from shoal.contracts.recipe import GeneratedModel
 from shoal.contracts.tasks import Task
-from shoal.environments.arithmetic import Arithmetic, operands
 from shoal.environments.generated_tokenizer import train_tokenizer
 from shoal.environments.prompts import prompt_tokens
 from shoal.environments.sampling import pass_rate
-from shoal.environments.slips import learners_addition
+from shoal.environments.slips import COURSES, MadeFor, Part, Writer
 
 HEAD_SIZE = 32
 """The smallest head that vLLM serves on CPU."""
@@ -35,8 +33,6 @@ MEASURE_EVERY_STEPS = 4
 WORTH_MEASURING = 0.3
 """Mean cross entropy above which no answer is right: 20 tokens at 0.3 nats each are all right once in 400 times."""
 TEACHING_TASKS = 4096
-Writer = Callable[[int, int, random.Random], str]
-"""Two numbers and a source of chance to the answer that a lesson teaches."""
 IGNORED = -100
 """The label that torch's cross entropy leaves out."""
 
@@ -47,15 +43,19 @@ class WarmStartFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Lesson:
-    """Token ids of one example; the loss is over `completion`, which ends with the end-of-sequence token."""
+    """Token ids of one example; the loss is over `completion`, which ends with the end-of-sequence token.
+
+    `given`: places in the completion whose tokens a tool writes; they are read and not taught.
+    """
 
     prompt: list[int]
     completion: list[int]
+    given: list[int] = field(default_factory=list)
 
 
 def make_model(
     folder: Path,
-    environment: Arithmetic,
+    environment: MadeFor,
     targets: Sequence[int | None],
     spec: GeneratedModel,
     max_length: int,
@@ -65,8 +65,9 @@ def make_model(
 ) -> float:
     """Write the checkpoint to `folder` and return its pass rate on held-out tasks, sampled at temperature 1.
 
-    `targets` are the target lengths to ask for (None: no request). `max_length` is the longest sequence, in tokens.
-    `report(step, loss, pass rate)` is called at each measurement; `write` makes the answers that are taught (absent: a learner's).
+    `environment` is of the class that `slips.COURSES` has for the name in `spec`. `targets` are the target lengths to ask for (None: no request).
+    `max_length` is the longest sequence, in tokens. `report(step, loss, pass rate)` is called at each measurement; `write` makes the answers that are
+    taught (absent: a learner's).
     Raises WarmStartFailed.
     The same arguments give the same model on the same machine and number of threads.
     """
@@ -74,28 +75,34 @@ def make_model(
     torch.manual_seed(seed)
     chance = random.Random(seed)
     held_out, taught = _lessons_of(environment, seed)
+    write = write or COURSES[spec.name][1]
     tokenizer = tokenizer_for(environment, targets, seed)
     model = random_model(spec, tokenizer, max_length)
-    write = write or partial(learners_addition, slips=spec.warm_start_slips)
     rate = _warm_start(model, tokenizer, environment, taught, held_out, targets, spec, chance, report, write)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return rate
 
 
-def _lessons_of(environment: Arithmetic, seed: int) -> tuple[list[Task], list[Task]]:
+def _lessons_of(environment: MadeFor, seed: int) -> tuple[list[Task], list[Task]]:
     """Held-out tasks, and those that are taught."""
     tasks = environment.tasks(TEACHING_TASKS + HELD_OUT_TASKS, seed)
     return tasks[:HELD_OUT_TASKS], tasks[HELD_OUT_TASKS:]
 
 
-def tokenizer_for(environment: Arithmetic, targets: Sequence[int | None], seed: int) -> PreTrainedTokenizerFast:
+def tokenizer_for(environment: MadeFor, targets: Sequence[int | None], seed: int) -> PreTrainedTokenizerFast:
     """The tokenizer that `make_model` gives the model of these arguments."""
     return train_tokenizer(
         text  # apart, as a model reads and writes them: no token may span the end of the prompt
         for task in _lessons_of(environment, seed)[1][:512]
-        for text in (*(environment.prompt(task, target) for target in targets), environment.gold(task))
+        for text in (*(environment.prompt(task, target) for target in targets), *_parts_of_gold(environment, task))
     )
+
+
+def _parts_of_gold(environment: MadeFor, task: Task) -> list[str]:
+    """The gold answer, cut where a tool begins and ends to write."""
+    write = next(write for kind, write in COURSES.values() if isinstance(environment, kind))
+    return [text for text, _ in write(task, random.Random(0), 0.0)]
 
 
 def random_model(spec: GeneratedModel, tokenizer: PreTrainedTokenizerFast, max_length: int) -> Qwen3ForCausalLM:
@@ -123,7 +130,7 @@ def random_model(spec: GeneratedModel, tokenizer: PreTrainedTokenizerFast, max_l
 def _warm_start(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    environment: Arithmetic,
+    environment: MadeFor,
     taught: Sequence[Task],
     held_out: Sequence[Task],
     targets: Sequence[int | None],
@@ -137,12 +144,10 @@ def _warm_start(
     rate = 0.0
     for step in range(1, spec.warm_start_max_steps + 1):
         lessons = [
-            Lesson(
+            _lesson(
+                tokenizer,
                 prompt_tokens(tokenizer, environment, task, chance.choice(targets), None),
-                [
-                    *tokenizer.encode(write(*operands(task), chance), add_special_tokens=False),
-                    tokenizer.eos_token_id,
-                ],
+                write(task, chance, spec.warm_start_slips),
             )
             for task in chance.choices(taught, k=BATCH_SIZE)
         ]
@@ -165,6 +170,16 @@ def _warm_start(
     )
 
 
+def _lesson(tokenizer: PreTrainedTokenizerFast, prompt: list[int], parts: Sequence[Part]) -> Lesson:
+    """A lesson of a prompt's token ids and the answer's parts, each encoded by itself, as in a run."""
+    completion, given = list[int](), list[int]()
+    for text, taught in parts:
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        given += [] if taught else range(len(completion), len(completion) + len(tokens))
+        completion += tokens
+    return Lesson(prompt, [*completion, tokenizer.eos_token_id], given)
+
+
 def _teach(model: Qwen3ForCausalLM, lessons: Sequence[Lesson], padding: int) -> float:
     """Add the gradient of the mean cross entropy over completion tokens; returns it.
 
@@ -177,6 +192,8 @@ def _teach(model: Qwen3ForCausalLM, lessons: Sequence[Lesson], padding: int) -> 
         start, end = len(lesson.prompt), len(lesson.prompt) + len(lesson.completion)
         tokens[row, :end] = torch.tensor(lesson.prompt + lesson.completion)
         labels[row, start:end] = torch.tensor(lesson.completion)
+        for place in lesson.given:
+            labels[row, start + place] = IGNORED
     logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
     loss.backward()

@@ -39,6 +39,7 @@ from shoal.environments.offline_filter import CannotFilter, filter_sources, samp
 from shoal.environments.prompt_check import askable, decided, example, template_end
 from shoal.environments.prompts import BadPrompt, load_tokenizer
 from shoal.environments.revisions import Revisions
+from shoal.environments.slips import COURSES
 from shoal.environments.task_source import (
     BadTaskSource,
     RunSource,
@@ -49,6 +50,7 @@ from shoal.environments.task_source import (
     prompt_of,
 )
 from shoal.environments.tokens import eos_token_ids
+from shoal.environments.tool import Tool
 from shoal.errors import EXIT_INPUT_WRONG, MayPass
 from shoal.proofs import CannotCalibrate
 from shoal.sampling.mixture import most_of_a_file
@@ -462,16 +464,18 @@ def _generate(config: RunConfig, sources: list[RunSource], folder: Path) -> floa
     # torch takes seconds to import, and a run that is prepared, or brings its model, needs none.
     from shoal.environments.generated_model import WarmStartFailed, make_model
 
+    assert config.model.generated is not None
+    name = config.model.generated.name
+    wanted = COURSES[name][0]
     for source in sources:
-        if not isinstance(source.environment, Arithmetic):
+        if not isinstance(source.environment, wanted):
             raise CannotPrepare(
-                f"spec.model.generated: the model is made for the tasks of 'arithmetic', {source.field}.environment is"
-                f" {source.environment.name!r}; set that to 'arithmetic', or give the model by huggingFace or path"
+                f"spec.model.generated: the model is made for the tasks of {wanted.name!r}, {source.field}.environment is"
+                f" {source.environment.name!r}; set that to {wanted.name!r}, or give the model by huggingFace or path"
             )
     environment = sources[0].environment
-    assert isinstance(environment, Arithmetic)
+    assert isinstance(environment, Arithmetic | Tool)
     log = telemetry.get_logger()
-    assert config.model.generated is not None
     lengths = [source.lengths(config) for source in sources]
     asked = dict.fromkeys(target for each in lengths if each is not None for target in each.targets)
     targets: list[int | None] = [*asked] or [None]

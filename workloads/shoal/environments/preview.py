@@ -13,11 +13,11 @@ from typing import Any
 from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.run import RunConfig
 from shoal.contracts.tasks import Task
-from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.base import BadEnvironment, Environment, Score, Unscorable
 from shoal.environments.hub import explained
 from shoal.environments.prompt_check import decided
 from shoal.environments.prompts import TOKENIZER_FILES, BadPrompt, load_tokenizer, prompt_tokens
+from shoal.environments.slips import COURSES
 from shoal.environments.task_source import BadTaskSource, Found, RunSource, find_tasks, judged_by
 
 SHOWN_TASKS = 3
@@ -177,9 +177,10 @@ def _asked(config: RunConfig, source: RunSource, folder: Path | None) -> tuple[A
     model, settings = config.model, source.origin.prompt or config.tasks.prompt
     if folder is None and model.generated is not None:
         environment, lengths = source.environment, source.lengths(config)
-        if not isinstance(environment, Arithmetic):
+        wanted = COURSES[model.generated.name][0]
+        if not isinstance(environment, wanted):
             raise CannotPreview(
-                "spec.model.generated: is made for the environment arithmetic; name that, or another model"
+                f"spec.model.generated: is made for the environment {wanted.name}; name that, or another model"
             )
         from shoal.environments.generated_model import tokenizer_for
 

@@ -1,7 +1,8 @@
 """Whether a lease that is being generated is still worth its tokens: its step may be sealed, its time over, or the process about to end. Pure.
 
 In: the lease's work, what the orchestrator shows now, what its rows may still need. A lease whose step still takes files is finished with the version
-that it began with, however new the weights that have come meanwhile: one row, one version. Called by `batch` and `generation`.
+that it began with, however new the weights that have come meanwhile; unless rows may be of several versions (`generation`). Called by `batch` and
+`generation`.
 """
 
 import math

@@ -245,12 +245,20 @@ class Generation:
             self.batch.answered(row, answer)
 
     def _begin(self) -> None:
-        """Take the lease that has come, behind a swap if it is of another version. One that is here already was given again: it has more time."""
+        """Take the lease that has come, behind a swap if it is of another version. One that is here already was given again: it has more time.
+
+        While rows run nothing is loaded. A lease that was fetched before those went on under weights too new for it goes back.
+        """
         given = self._desk.take()
-        if given is not None and not self._is_here(given):
-            if not given.policy.is_same(self.loaded) and not self._has_newer_for(given):
-                self._load(given.policy)
-            self.batch.begin(given)
+        if given is None or self._is_here(given):
+            return
+        fits = given.policy.is_same(self.loaded) or self._has_newer_for(given)
+        if not fits and not self.batch.running:
+            self._load(given.policy)
+            fits = True
+        lease = self.batch.begin(given)
+        if not fits:
+            self._drop(lease, "swap")
 
     def _has_newer_for(self, given: PlannedLease) -> bool:
         """Whether rows go on under newer weights, and those came into the engine while this lease did."""

@@ -17,10 +17,11 @@ SUBMISSIONS = Counter("shoal_worker_submissions_total", "Files handed to the age
 TOOL_CALLS = Counter("shoal_worker_tool_calls_total", "Calls of tools: answered, unanswered or failed.", ["outcome"])
 RETURNED = Counter(
     "shoal_worker_returned_total",
-    "Leases without a file, by cause: leaving, sealed, tool, late (its time is over, or would be), failed or refused (its file).",
+    "Leases without a file, by cause: leaving, sealed, tool, late (its time is over, or would be), failed or refused (its file), swap"
+    " (the weights are too new for it).",
     ["reason"],
 )
-REASONS = ("leaving", "sealed", "tool", "late", "failed", "refused")
+REASONS = ("leaving", "sealed", "tool", "late", "failed", "refused", "swap")
 USES = ("row", "no-lease", "swap", "upload", "tail", "no-version")
 SLOT_SECONDS = Counter(
     "shoal_worker_slot_seconds_total",
@@ -35,7 +36,6 @@ OPEN_LEASES = Gauge("shoal_worker_open_leases", "Leases that the worker has: gen
 for _reason in REASONS:
     RETURNED.labels(_reason)
     LOST.labels(_reason)
-LOST.labels("swap")
 for _use in USES:
     SLOT_SECONDS.labels(_use)
     if _use != "row":

@@ -274,7 +274,7 @@ class RunAudit:
         def check(file: LedgerFile) -> None:
             started = time.monotonic()
             path = uploads / f"{file.number}.parquet"
-            outcome = check_file(self._evidence, facts, weights.get, self._looks, file, path)
+            outcome = check_file(self._evidence, facts, weights, self._looks, file, path)
             for stage in stages:
                 self._recorder.note(
                     stage, file.number, file.name, outcome.found.get(stage, []), outcome.unchecked.get(stage, "")

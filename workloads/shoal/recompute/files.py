@@ -7,7 +7,7 @@ one batch of its prefill.
 
 import random
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,12 +24,9 @@ from shoal.validation import judge
 from shoal.validation.checks import redraw
 from shoal.validation.facts import Facts, File, Finding
 from shoal.validation.parsing import ReaderLost, parse_file
-from shoal.validation.policies import LoadedPolicy
 from shoal.validation.prefill import prefill_rows
 from shoal.validation.stopwatch import Stopwatch
 
-PolicyOf = Callable[[int], LoadedPolicy]
-"""The weights of a version, loaded; raises `CannotCheck` when they are not available."""
 STAGE_OF_REASON: dict[str, Stage] = {
     "reward": "rewards",
     "token_sampling": "proofs",
@@ -61,9 +58,12 @@ class Looks:
 
 
 def check_file(
-    evidence: Evidence, facts: Facts, policy_of: PolicyOf, looks: Looks, ledger_file: LedgerFile, path: Path
+    evidence: Evidence, facts: Facts, policies: judge.PolicySource, looks: Looks, ledger_file: LedgerFile, path: Path
 ) -> FileOutcome:
-    """Check one file; `path` is where its bytes may lie meanwhile. Raises `StoreUnavailable`, and nothing for what the store holds."""
+    """Check one file; `path` is where its bytes may lie meanwhile. Raises `StoreUnavailable`, and nothing for what the store holds.
+
+    `policies` raises `CannotCheck` for weights that are not available.
+    """
     outcome = FileOutcome()
     fact = ledger_file.fact
     rejected = fact.kind == "rejected"
@@ -80,7 +80,7 @@ def check_file(
                 path, facts.rows * longest, longest, judge.MOST_TIMES_ROWS * facts.rows, route_bytes=facts.route_bytes
             ),
         )
-        check = _FileCheck(facts, policy_of, looks, file, verdict, outcome)
+        check = _FileCheck(facts, policies, looks, file, verdict, outcome)
         if rejected:
             check.rejected()
         else:
@@ -111,13 +111,13 @@ class _FileCheck:
     def __init__(
         self,
         facts: Facts,
-        policy_of: PolicyOf,
+        policies: judge.PolicySource,
         looks: Looks,
         file: File,
         verdict: Verdict,
         outcome: FileOutcome,
     ) -> None:
-        self._facts, self._policy_of, self._looks = facts, policy_of, looks
+        self._facts, self._policies, self._looks = facts, policies, looks
         self._file, self._verdict, self._outcome = file, verdict, outcome
         self._watch = Stopwatch()
 
@@ -217,8 +217,9 @@ class _FileCheck:
         if near := self._near_enough():
             return [f"its verdict leaves out row {near[0]}, whose tokens are nowhere farther behind than one may be"]
         tokens = judge.completion_tokens(self._file, self._verdict.left_out)
-        policy = self._policy_of(self._file.versions[-1])
-        compute = compute_of(policy.parameters, judge.prompt_tokens(self._file, self._facts), tokens)
+        with _ONE_AT_A_TIME:
+            parameters = self._policies.get(self._file.versions[-1]).parameters
+        compute = compute_of(parameters, judge.prompt_tokens(self._file, self._facts), tokens)
         if self._verdict.compute not in (None, compute):
             return [f"its verdict counts {self._verdict.compute}, it took {compute}"]
         return []
@@ -228,12 +229,12 @@ class _FileCheck:
         wanted = {row: self._file.rows[row] for row in self._verdict.left_out}
         job, facts, far = self._file.job, self._facts, set[int]()
         for version in self._file.versions if wanted else []:
-            policy = self._policy_of(version)
-            budget = judge.budget_of(facts, policy)
-            half = budget.model_copy(update={"largest": budget.largest / 2})
             pieces = by_version(wanted, version)
             file = judge.of_version(self._file, pieces, version)
             with _ONE_AT_A_TIME:
+                policy = self._policies.get(version)
+                budget = judge.budget_of(facts, policy)
+                half = budget.model_copy(update={"largest": budget.largest / 2})
                 for batch in prefill_rows(
                     policy.model, pieces, facts.eos_token_ids, job.sampler, facts.truncation, facts.routes
                 ):
@@ -241,30 +242,23 @@ class _FileCheck:
         return [row for row in wanted if row not in far]
 
     def _proof_finding(self, *, every_row: bool) -> Finding | None:
-        weights = judge.FileWeights(self._file, _Source(self._policy_of), self._watch)
         settings = self._facts.validation.model_copy(
             update={"proof_rows_share": self._looks.rows, "proof_rows_floor": 1, "probation_files": 0}
         )
         file = replace(self._file, job=self._file.job.model_copy(update={"on_probation": every_row}))
         chance = random.Random(f"{self._looks.seed} {file.job.sha256}")  # shown, so that others look at the same rows
         with _ONE_AT_A_TIME:
+            weights = judge.FileWeights(self._file, self._policies, self._watch)
             return judge.expensive_finding(
                 file, replace(self._facts, validation=settings), weights, chance, {}, {}, self._watch
             )
 
 
-@dataclass(frozen=True)
-class _Source:
-    """The judge's source of weights: here every version is loaded to know its digest."""
-
-    get: PolicyOf
-
-    def digest(self, version: int) -> str:
-        return self.get(version).weights_digest
-
-
 _ONE_AT_A_TIME = threading.Lock()
-"""A forward pass takes all cores, or the device, by itself; other threads parse, draw and score meanwhile."""
+"""A forward pass takes all cores, or the device, by itself; other threads parse, draw and score meanwhile.
+
+Who asks for weights holds it too, for as long as they are used: the next version may be written over them.
+"""
 
 
 def _accepted_although(finding: Finding) -> str:

@@ -4,7 +4,9 @@ In: a version's number. Out: a loaded policy, or why there is none. Called by `f
 """
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -21,6 +23,7 @@ from shoal.validation.memory import weights_bytes
 from shoal.validation.models import CannotHold, best_device, load_model, weights_in
 from shoal.validation.policies import LoadedPolicy, Policies
 
+Answer = TypeVar("Answer")
 HELD = 2
 GB = 1e9
 
@@ -64,14 +67,28 @@ class Weights:
         digest = self._policies.digest(made.version)
         return LoadedPolicy(made.version, digest, model, read_profile(made.folder, model.config.hidden_size))
 
+    def digest(self, version: int) -> str:
+        """The digest of a version, which is not loaded for it. Raises as `get` does."""
+        with self._lock:
+            if self._made is not None and self._made.version == version:
+                return self._made.weights_digest
+        return self._asked(version, self._policies.digest)
+
     def get(self, version: int) -> LoadedPolicy:
-        """Raises `CannotCheck` for a version that is gone, `WrongEvidence` for one whose pieces are not what was signed."""
+        """Raises `CannotCheck` for a version that is gone, `WrongEvidence` for one whose pieces are not what was signed.
+
+        It may be written over one that was given before: nothing may run on that.
+        """
         with self._lock:
             if self._made is not None and self._made.version == version:
                 return self._made
+        return self._asked(version, self._policies.get)
+
+    def _asked(self, version: int, ask: Callable[[int], Answer]) -> Answer:
+        with self._lock:
             if version not in self._problems:
                 try:
-                    return self._policies.get(version)
+                    return ask(version)
                 except NotFound as error:
                     self._problems[version] = (
                         CannotCheck,

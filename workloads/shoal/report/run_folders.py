@@ -126,3 +126,10 @@ class RunLock:
 
     def release(self) -> None:
         os.close(self._handle)
+
+
+def elsewhere(run: str | None, prometheus: str | None = None) -> bool:
+    """Whether a run is to be reported from its store alone: an S3 URL, a copy of a store, or with readings of a Prometheus."""
+    if prometheus is not None or (run or "").startswith("s3://"):
+        return True
+    return run is not None and Path(run).is_dir() and not is_run(Path(run))

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.contracts import keys
+from shoal.contracts.final_model import ORIGIN_FILE
 from shoal.contracts.serving import Promotion
 from shoal.errors import InputWrong, RunFailed
 from shoal.report.access import RunAccess
 from shoal.report.atomic import write_atomically
 from shoal.report.export import export_model
 from shoal.serving.promotion import guarded, state_of
+from shoal.storage.checkpoint_files import MANIFEST_FILE
 from shoal.storage.versions import read_record, sealed_versions
 from shoal.text import plain, size
 
@@ -90,6 +92,7 @@ def _prepare(access: RunAccess, tag: str, folder: Path, say: Callable[[str], Non
         folder.mkdir(parents=True, exist_ok=True)
         _tidy(folder, keep={name, _current(folder)})
         _check_room(access, named.version, folder)
+        _forget(place)
         say(f"fetching version {named.version} into {place}")
         with guarded(access):
             exported = export_model(access, place, named.version)
@@ -123,6 +126,12 @@ def _held(place: Path) -> Promotion | None:
         return Promotion.from_json((place / MARK).read_bytes())
     except (OSError, ValueError):
         return None
+
+
+def _forget(place: Path) -> None:
+    """What lies there is not what the tag names: of another run, or of an earlier life of this one. Its files stay until the new ones are whole."""
+    for name in (MARK, MANIFEST_FILE, ORIGIN_FILE):
+        (place / name).unlink(missing_ok=True)
 
 
 def _current(folder: Path) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from shoal.contracts.serving import Promotion
 from shoal.errors import InputWrong, RunFailed
 from shoal.report.atomic import write_atomically
+from shoal.serving.following import MARK
 from shoal.storage.parallel import in_parallel
 from shoal.text import plain, size
 
@@ -81,8 +82,11 @@ class ModelImage:
 
 
 def model_image(folder: Path, promotion: Promotion) -> ModelImage:
-    """The image of the checkpoint in `folder`. Reads every file once. Raises `InputWrong` for a folder without files."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    """The image of the checkpoint in `folder`. Reads every file once. Raises `InputWrong` for a folder without files.
+
+    Who promoted it and why stays out: the image may be public, and the same version gives the same layers.
+    """
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name[0] != "." and path.name != MARK)
     if not files:
         raise InputWrong(f"{plain(folder, 200)} has no files to make an image of")
     layers = in_parallel(_layer, files, READERS)

@@ -173,7 +173,7 @@ class _Registry:
     ) -> httpx.Response:  # fmt: skip
         url = place if "://" in place else self._base + place
         answer = self._send(method, url, headers, body)
-        if answer.status_code == 401 and self._log_in(answer):
+        if answer.status_code == 401 and self._is_registry(url) and self._log_in(answer):
             answer = self._send(method, url, headers, body)
         if answer.status_code in allowed:
             return answer
@@ -190,10 +190,13 @@ class _Registry:
     def _send(
         self, method: str, url: str, headers: Mapping[str, str], body: Callable[[], Iterator[bytes]] | None
     ) -> httpx.Response:
-        own = urlsplit(url).netloc == self._to.host and urlsplit(url).scheme == urlsplit(self._base).scheme
-        # A registry may keep uploads elsewhere; whoever has them gets no login of ours.
+        own = self._is_registry(url)
         sent = dict(headers) | ({"Authorization": self._authorization} if own and self._authorization else {})
         return self._exchange(method, url, sent, body)
+
+    def _is_registry(self, url: str) -> bool:
+        """A registry may keep uploads elsewhere: whoever has them gets no login of ours, nor says where it goes."""
+        return urlsplit(url).netloc == self._to.host and urlsplit(url).scheme == urlsplit(self._base).scheme
 
     def _exchange(
         self, method: str, url: str, headers: Mapping[str, str], body: Callable[[], Iterator[bytes]] | None

@@ -163,7 +163,7 @@ class Store:
     def put_chunks(self, key: str, chunks: Callable[[], Iterable[bytes | bytearray]], size: int) -> None:
         """Write an object of `size` bytes, at least one, from what `chunks` gives, in parts as it comes; each try calls it again."""
         part = max(CHUNK_BYTES, -(-size // MAX_PARTS))
-        progress = Progress(UPLOADS * part)
+        progress = UploadProgress(UPLOADS * part)
         self._call(
             f"write {key}",
             key,
@@ -271,7 +271,9 @@ class Store:
             raise BadKey(f"object key {key[:80]!r} is not of the form name/name: letters, digits, '.', '_' and '-'")
         return f"{self._prefix}/{key}" if self._prefix else key
 
-    def _call(self, what: str, key: str, action: Callable[[str], Answer], progress: "Progress | None" = None) -> Answer:
+    def _call(
+        self, what: str, key: str, action: Callable[[str], Answer], progress: "UploadProgress | None" = None
+    ) -> Answer:
         """Run `action` on the full key, again and again while the store is away, until the deadline after the start or the last `progress`."""
         full = self._full(key)
 
@@ -326,7 +328,7 @@ class Store:
         return None
 
 
-class Progress:
+class UploadProgress:
     """When an upload, over all tries of it, last got further than before."""
 
     def __init__(self, ahead: int) -> None:

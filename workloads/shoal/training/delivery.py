@@ -13,6 +13,7 @@ The outbox is where a version waits for the publisher: `outbox/v000007/` appears
 `models/final/` and its seal `models/final.json`, which is written last: files without it are of a stop on the way, and whole ones are kept.
 """
 
+import functools
 import hashlib
 import os
 import shutil
@@ -274,15 +275,18 @@ class Delivery:
         def may_go(promoted: Collection[int]) -> list[int]:
             return old_versions(served, set(sealed) - set(old), self._config, bases, best, promoted)
 
+        def still_may_go(version: int) -> bool:
+            return version in may_go(promoted_versions(self._store))
+
         for version in may_go(()):
             try:
-                # Read again before each deletion: somebody may promote a version while others go.
-                if version not in may_go(promoted_versions(self._store)):
-                    continue
+                # Read again before and in each deletion: somebody may promote a version while others go, or this one.
+                if still_may_go(version) and delete_shards(
+                    self._store, version, functools.partial(still_may_go, version)
+                ):
+                    gone.append(version)
             except BadPromotion as error:
                 telemetry.get_logger().error("cannot read which versions are promoted; keeping all", reason=str(error))
                 break
-            delete_shards(self._store, version)
-            gone.append(version)
         for version in old_notes(self._states.notes(), [version for version in served if version not in gone]):
             self._states.forget_note(version)

@@ -4,7 +4,7 @@ In: what there is, and what the run's settings say. Out: numbers to delete, and 
 version stays forever, a few hundred bytes: as long as it is there no number can get other bytes. Called by `loop`, in the background.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
@@ -91,8 +91,27 @@ def encoded_against(store: Store, versions: Iterable[int], trainer_key: Signer) 
     return found
 
 
-def delete_shards(store: Store, version: int) -> None:
-    """Remove a published version's shards and their descriptors; opening record and seal stay."""
+def delete_shards(store: Store, version: int, may_go: Callable[[], bool] = lambda: True) -> bool:
+    """Remove a published version's shards and their descriptors; opening record and seal stay. False where it may not go after all.
+
+    `may_go` is asked when one descriptor is gone already: who promotes a version writes the tag first and then lists the version. So of the
+    two at once one sees the other. The deletion puts the descriptor back, or the promotion takes the tag back.
+    """
+    first = keys.version_descriptor(version, 0)
+    try:
+        descriptor = store.get(first)
+    except NotFound:  # an earlier deletion was killed here
+        descriptor = None
+    store.delete(first)
+    stays = True
+    try:
+        stays = not may_go()
+    finally:
+        if stays and descriptor is not None:
+            store.put(first, descriptor)
+    if stays:
+        return False
     for info in store.list(keys.version(version)):
         if info.key not in (keys.version_open(version), keys.version_weights(version)):
             store.delete(info.key)
+    return True

@@ -1,3 +1,5 @@
+"""Questions about a small atlas, with a tool that looks a place up."""
+
 import json
 from collections.abc import Iterator
 from pathlib import Path
