@@ -1,13 +1,15 @@
 """A real vLLM engine that does a list of commands: `engine_process.py FOLDER` reads commands.json there and writes
 results.json.
 
-Started by `tiny_policy.run_engine`. Commands: start (folder, settings, routes: record them), generate (requests, stop_after decoding steps), join
-(requests), continue (folder of the tokenizer: the continuations of what was generated last, as `tiny_policy.PUBLIC_VINE` has them),
+Started by `tiny_policy.run_engine`. Commands: start (folder, settings, routes: record them; the engine before ends), generate (requests, stop_after
+decoding steps), join (requests), continue (folder of the tokenizer: the continuations of what was generated last, as `tiny_policy.PUBLIC_VINE`
+has them),
 cut (requests, stop_after decoding steps, folder of the weights that they go on under, version of the first),
 swap (folder), preemptions (how many there were), version (found).
 """
 
 import base64
+import gc
 import json
 import sys
 import time
@@ -120,6 +122,7 @@ def cut(engine: Engine, command: dict[str, Any]) -> list[dict[str, Any]]:
 def main(folder: Path) -> None:
     count_preemptions()
     results: list[Any] = []
+    engine: Engine | None = None
     for command in json.loads((folder / "commands.json").read_text()):
         match command["do"]:
             case "start":
@@ -127,6 +130,10 @@ def main(folder: Path) -> None:
                 settings = EngineSettings(**command.get("settings", {}))
                 length = command.get("length", 128)
                 routes = route_shape(checkpoint.config) if command.get("routes") else None
+                if engine is not None:
+                    engine.close()
+                    engine = None  # what it held for the whole process goes before the next one makes its own
+                    gc.collect()
                 engine = Engine(
                     checkpoint,
                     max_sequence_length=length,

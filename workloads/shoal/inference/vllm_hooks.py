@@ -23,7 +23,9 @@ import torch
 import vllm
 from vllm import ModelRegistry
 from vllm.model_executor.layers.fused_moe.layer import MoERunner
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
@@ -112,12 +114,19 @@ class HiddenStateExtension:
     def shoal_swap(self, folder: str, masked: Sequence[int]) -> str:
         """Load the weights in `folder` in place; returns the folder that this rank's weights are now from. No request may be running.
 
-        vLLM 0.32 on a CPU packs the weights of a head at load; when the head shares the embedding (tied), a reload
-        renews the embedding and leaves the packed copy; then logits silently come from the old policy. It is
-        packed again here.
+        vLLM 0.32 on a CPU packs weights at load, and a reload misses two of the packed copies, so that logits are silently wrong. A head that
+        shares the embedding (tied) stays that of the old policy: it is packed again here. Experts come as the checkpoint has them, where the
+        kernel reads packed ones: they are packed by whoever makes a layer's kernel, which is thus made again.
         """
-        self.model_runner.reload_weights(weights_path=folder)
         model = self.model_runner.get_model()
+        for module in model.modules():
+            method = getattr(module, "quant_method", None)
+            if (
+                isinstance(method, UnquantizedFusedMoEMethod)
+                and method.unquantized_backend is UnquantizedMoeBackend.CPU
+            ):
+                method.moe_kernel = None
+        self.model_runner.reload_weights(weights_path=folder)
         head = getattr(model, "lm_head", None)
         if getattr(model.config, "tie_word_embeddings", False) and head is not None:
             head.quant_method.process_weights_after_loading(head)
