@@ -19,6 +19,7 @@ from servers import IN_CI, Loopback, Minio, Redis, lacking, minio, redis, wait_u
 SHAPED = [
     "shoal.crypto.challenge",
     "shoal.islands",
+    "shoal.models.routers",
     "shoal.proofs",
     "shoal.storage.delta",
     "shoal.toploc",

@@ -3,7 +3,7 @@
 In: the cases of `tests/training/objective_gaps.py`. Out: benchmarks/results/objectives.json. `objective_gap_float64` is the greater of two absolute
 differences, of the loss and of its gradient; finite differences of the formula leave some 1e-9. `gspo_cost` is the CPU time of a whole step (old and
 reference log-probabilities, two updates) of algorithm gspo by that of one_sided_grpo: the least of several alternating rounds, on one thread, with
-logits in many tiles, so that the head is computed twice. `experts` says what the figures of experts are. Some four minutes.
+logits in many tiles, so that the head is computed twice. `experts` and `routes` say what the figures of experts are. Some six minutes.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.objectives.experts import experts
+from benchmarks.objectives.routes import replayed
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "benchmarks" / "results" / "objectives.json"
@@ -29,10 +30,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="timed steps of each algorithm")
     parser.add_argument("--out", type=Path, default=TARGET, help="file to write")
     parser.add_argument("--experts", action="store_true", help="measure the figures of experts alone; the others stay")
+    parser.add_argument(
+        "--routes", action="store_true", help="measure the figures of router replay alone; the others stay"
+    )
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    found = experts() if asked.experts else {**gaps(), **costs(asked.rounds), **experts()}
-    if asked.experts:
+    parts = [measure for given, measure in ((asked.experts, experts), (asked.routes, replayed)) if given]
+    measures = parts or [gaps, lambda: costs(asked.rounds), experts, replayed]
+    found = {name: value for measure in measures for name, value in measure().items()}
+    if parts:
         found = json.loads(asked.out.read_text()) | found
     asked.out.write_text(json.dumps(found, indent=2) + "\n")
     print(json.dumps({name: value for name, value in found.items() if name != "objective_gap_float64"}))

@@ -217,6 +217,9 @@ def test_continuations_in_an_environment_with_tools_are_refused(store: Store, tm
         CannotPrepare, match=r"rollouts\.versions: environment tool has tools, and rows with calls are of one"
     ):
         prepare(several, store, tmp_path / "several")
+    routed = config(recipe=Recipe(router_replay="Report"), rollouts=Rollouts(versions="Several"))
+    with pytest.raises(CannotPrepare, match=r"rollouts\.versions: Several does not go with recipe\.routerReplay"):
+        prepare(routed, store, tmp_path / "routed")
     with pytest.raises(CannotPrepare, match=r"algorithm\.vineppo: environment tool has tools"):
         prepare(tools, store, tmp_path / "scratch")
     assert not list(store.list("tasks/"))

@@ -1,9 +1,9 @@
 """A real vLLM engine that does a list of commands: `engine_process.py FOLDER` reads commands.json there and writes
 results.json.
 
-Started by `tiny_policy.run_engine`. Commands: start (folder, settings, quantization; the engine before ends), generate (requests, stop_after
-decoding steps), join (requests), continue (folder of the tokenizer: the continuations of what was generated last, as `tiny_policy.PUBLIC_VINE` has
-them),
+Started by `tiny_policy.run_engine`. Commands: start (folder, settings, quantization, routes: record them; the engine before ends), generate
+(requests, stop_after decoding steps), join (requests), continue (folder of the tokenizer: the continuations of what was generated last, as
+`tiny_policy.PUBLIC_VINE` has them),
 cut (requests, stop_after decoding steps, folder of the weights that they go on under, version of the first),
 swap (folder), preemptions (how many there were), version (found).
 """
@@ -22,6 +22,7 @@ import tiny_policy
 from transformers import AutoTokenizer
 
 from shoal.contracts.pools import EngineSettings
+from shoal.contracts.routes import route_shape
 from shoal.inference.batch import RunningLease
 from shoal.inference.checkpoint import read_checkpoint
 from shoal.inference.completions import Completion
@@ -59,7 +60,8 @@ def refusal_of_version(found: str) -> str | None:
 
 
 def completion_json(completion: Completion) -> dict[str, Any]:
-    return asdict(completion) | {"proofs": base64.b64encode(completion.proofs).decode()}
+    routes = completion.routes.hex() if completion.routes is not None else None
+    return asdict(completion) | {"proofs": base64.b64encode(completion.proofs).decode(), "routes": routes}
 
 
 def generate(engine: Engine, command: dict[str, Any]) -> Any:
@@ -127,6 +129,7 @@ def main(folder: Path) -> None:
                 checkpoint = read_checkpoint(Path(command["folder"]))
                 settings = EngineSettings(**command.get("settings", {}))
                 length = command.get("length", 128)
+                routes = route_shape(checkpoint.config) if command.get("routes") else None
                 if engine is not None:
                     engine.close()
                     engine = None  # what it held for the whole process goes before the next one makes its own
@@ -138,6 +141,7 @@ def main(folder: Path) -> None:
                     settings=settings,
                     cuts=command.get("cuts", False),
                     quantization=command.get("quantization"),
+                    routes=routes,
                 )
                 results.append(None)
             case "generate":

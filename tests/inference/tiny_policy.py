@@ -218,7 +218,8 @@ def request_of(written: dict[str, Any]) -> Request:
 
 def _completion(item: dict[str, Any]) -> Completion:
     segments = tuple(tuple(each) for each in item["segments"])
-    return Completion(**(item | {"proofs": base64.b64decode(item["proofs"]), "segments": segments}))
+    routes = bytes.fromhex(item["routes"]) if item["routes"] is not None else None
+    return Completion(**(item | {"proofs": base64.b64decode(item["proofs"]), "segments": segments, "routes": routes}))
 
 
 class Scenario:

@@ -104,6 +104,7 @@ from shoal.contracts.recipe import (
 )
 from shoal.contracts.relays import RelayConfig
 from shoal.contracts.roster import KeyChange, Roster
+from shoal.contracts.routes import RouteShape
 from shoal.contracts.run import (
     AgentState,
     AgentStatus,
@@ -252,6 +253,7 @@ ENTRIES: dict[str, Signed[LedgerEntry]] = {
 WITHOUT_A_ROW = sample(Verdict).model_copy(
     update={"rewards": [*sample(Verdict).rewards[:-1], UNSCORED], "left_out": [len(sample(Verdict).rewards) - 1]}
 )
+ROUTES = RouteShape(layers=48, choices=8, experts=128)
 DOCUMENTS: dict[str, Contract] = {
     "hardware": sample(Hardware),
     "hardware-gpu-memory": sample(Hardware).model_copy(update={"gpu_memory_bytes": 81559 << 20}),
@@ -418,6 +420,11 @@ DOCUMENTS: dict[str, Contract] = {
     "public-run-quantization": sample(PublicRun).model_copy(update={"quantization": "fp8"}),
     "proof-profile-quantization": samples.PROOF_PROFILE.model_copy(update={"quantization": "fp8"}),
     "run-config-quantization": sample(RunConfig).model_copy(update={"rollouts": Rollouts(quantization="fp8")}),
+    "public-run-routes": sample(PublicRun).model_copy(update={"routes": ROUTES}),
+    "prepared-routes": sample(Prepared).model_copy(update={"routes": ROUTES}),
+    "route-shape": ROUTES,
+    "run-config-router-replay": samples.run_config(recipe=Recipe(router_replay="Replay")),
+    "step-metrics-routes": sample(StepMetrics).model_copy(update={"router_replay_mismatch": 0.015625}),
     "public-run-sampler": sample(PublicRun).model_copy(update={"sampler": "gumbel-murmur3-1"}),
     "drawn-gaps-outliers": DrawnGaps(share=0.001, mean=5e-5, deviation=0.002, largest=0.05, outliers=2.5e-5),
     "run-config-drawn": samples.run_config(

@@ -6,7 +6,14 @@ import pyarrow as pa
 from tools.docs.tables import GENERATED, table
 
 from shoal.contracts.file_size import MAX_FILE_BYTES
-from shoal.contracts.rollouts import FINISH_REASONS, ROLLOUT_SCHEMA, SEGMENT_FIELDS, SEGMENT_TOKENS, RolloutMetadata
+from shoal.contracts.rollouts import (
+    FINISH_REASONS,
+    ROLLOUT_SCHEMA,
+    ROUTES_FIELD,
+    SEGMENT_FIELDS,
+    SEGMENT_TOKENS,
+    RolloutMetadata,
+)
 from shoal.contracts.sft_data import PROBLEM_SCHEMA, SFT_SCHEMA, TRACE_SCHEMA
 from shoal.contracts.task_table import TASKS_SCHEMA
 
@@ -36,6 +43,10 @@ ROLLOUTS = {
 SEGMENTS = {
     "segment_versions": "versions that the row's tokens are of, ascending, each once; the file's oldest is `policy_version`",
     "segment_starts": f"first completion token of each: 0, then multiples of {SEGMENT_TOKENS}",
+}
+ROUTES = {
+    "routes": "experts of each sampled token in each layer that has some: ascending, each as the number of experts skipped before it, in a byte; two "
+    "bytes with more than 256 experts",
 }
 TASKS = {
     "problem_id": "identity of the problem",
@@ -83,6 +94,8 @@ def parquet_page() -> str:
         "",
     ]
     lines += _columns(pa.schema(SEGMENT_FIELDS), SEGMENTS)
+    lines += ["Files of steps have a last column where the recipe has `routerReplay`:", ""]
+    lines += _columns(pa.schema([ROUTES_FIELD]), ROUTES)
     lines += ["## Task table", "", "Key `tasks/<digest>.parquet`: what a run asks.", ""]
     lines += _columns(TASKS_SCHEMA, TASKS)
     lines += ["## Traces of a data set", "", "Key `datasets/<name>/part-00000.parquet`, by a run of mode Generate.", ""]

@@ -172,6 +172,7 @@ STABILITY = Board(
                 "{{run}} busiest, by the mean": one("shoal_trainer_expert_load_largest"),
                 "{{run}} entropy, by the most": one("shoal_trainer_expert_load_entropy"),
                 "{{run}} unused, share": one("shoal_trainer_experts_unused"),
+                "{{run}} other than the engine's, share": one("shoal_trainer_router_replay_mismatch"),
             }, says="Of models with experts. Even use is 1, 1 and 0; a busiest expert that grows says that the router collapses."),
         ),
     },

@@ -46,6 +46,11 @@ SEVERAL_RULES: tuple[Rule, ...] = (
         recipe={"algorithm": {"vineppo": {}}},
     ),
     _refused(
+        "!has(self.recipe.routerReplay)",
+        "does not go with routerReplay: routes of a row are recorded as a whole, by the version that drew all of it",
+        recipe={"algorithm": {}, "routerReplay": "Report"},
+    ),
+    _refused(
         "!has(self.trainer.islands)",
         "does not go with islands: their weights may be replaced by another island's under the number that a row goes on from",
         trainer={"islands": {}},

@@ -16,7 +16,10 @@ PROOF_BYTES, PROOF_TOKENS = 258, 32
 """A TOPLOC proof, and the tokens that it is for."""
 
 
-def largest_bytes(rows: int, sequence_tokens: int, completion_tokens: int) -> int:
-    """Bytes that an honest file of `rows` rows cannot exceed, of sequences and completions of at most this many tokens."""
+def largest_bytes(rows: int, sequence_tokens: int, completion_tokens: int, route_bytes: int = 0) -> int:
+    """Bytes that an honest file of `rows` rows cannot exceed, of sequences and completions of at most this many tokens.
+
+    `route_bytes`: of the routes of a sampled token, where the run records them.
+    """
     proofs = -(-completion_tokens // PROOF_TOKENS) * PROOF_BYTES
-    return FILE_BYTES + rows * (sequence_tokens * BYTES_A_TOKEN + proofs + ROW_BYTES)
+    return FILE_BYTES + rows * (sequence_tokens * BYTES_A_TOKEN + proofs + completion_tokens * route_bytes + ROW_BYTES)

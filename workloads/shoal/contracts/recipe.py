@@ -84,6 +84,12 @@ class Recipe(SpecModel):
         exclude_if=unset,
         description="Weigh or mask tokens whose probability differs between engine and trainer; absent: no.",
     )
+    router_replay: Literal["Report", "Replay"] | None = Field(
+        None,
+        exclude_if=unset,
+        description="Of a model with experts: workers record which experts each sampled token was given to. Report: the trainer says how often"
+        " its own choice differs. Replay: it also trains with the recorded ones. Absent: nothing is recorded.",
+    )
     schedules: Schedules | None = Field(
         None, exclude_if=unset, description="Learning rate, KL and clip over the run's steps; absent: constant."
     )

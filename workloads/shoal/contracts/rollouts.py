@@ -61,6 +61,8 @@ SEGMENT_FIELDS = [
 """The last columns of a file of several versions."""
 SEGMENT_TOKENS = 32
 """Segments begin at multiples of this many completion tokens: each has whole proofs, and a node has few places to choose from."""
+ROUTES_FIELD = pa.field("routes", pa.binary(), nullable=False)
+"""A last column, in files of steps of a run whose recipe has `routerReplay`; other files do not have it."""
 
 BATCH_TOKENS, BATCH_ROWS = 1 << 16, 256
 """Size of one read: entries of the four lists together, and rows."""
@@ -75,11 +77,12 @@ class BadRollouts(ValueError):
 
 @dataclass(frozen=True)
 class FileLimits:
-    """Limits of a file: tokens of prompts and completions together, those of one row, and rows."""
+    """Limits of a file: tokens of prompts and completions together, those of one row, and rows; and of routes, bytes a token."""
 
     tokens: int
     row_tokens: int
     rows: int
+    route_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,8 @@ class Rollout:
     `completion_mask` is False where a token is a tool's output and was not sampled. `completion_logprobs` are natural logarithms at `temperature`,
     and exactly 0 where a token was not sampled. `target_length` is None when the run has no length reward; the three rewards are None where the
     worker could not score the row. `proofs` is the concatenation of 258-byte TOPLOC proofs: each stretch of sampled tokens (`sampled_stretches`;
-    without tools the whole completion) has one for every 32 of its tokens or part of them.
+    without tools the whole completion) has one for every 32 of its tokens or part of them. `routes` are the experts of each sampled token
+    (`models.routes`); None where the run does not record them.
 
     `policy_version` is that of all tokens, or in a file of several versions the oldest of the file. There `segment_versions` has the versions that
     the row's tokens are of, ascending, and `segment_starts` the first token of each, as a position in the completion. Empty in all other files.
@@ -133,6 +137,7 @@ class Rollout:
     proofs: bytes
     segment_versions: Sequence[int] = ()
     segment_starts: Sequence[int] = ()
+    routes: bytes | None = None
 
     @property
     def versions(self) -> Sequence[int]:
@@ -198,6 +203,7 @@ def write_rollouts(rows: Sequence[Rollout], metadata: RolloutMetadata) -> bytes:
     """The Parquet bytes of one submission, one row group; raises `BadRollouts` for rows that no reader would take."""
     check_shapes(rows)
     fields = [*ROLLOUT_SCHEMA, *(SEGMENT_FIELDS if rows[0].segment_versions else [])]
+    fields += [ROUTES_FIELD] if rows[0].routes is not None else []
     told = {f"shoal.{name}": value for name, value in asdict(metadata).items() if value is not None}
     schema = pa.schema(fields).with_metadata(told)
     columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
@@ -249,13 +255,24 @@ def _check_limits(table: pa.Table, limits: FileLimits) -> None:
         raise BadRollouts(f"file has {table.num_rows} rows; at most {limits.rows} are allowed")
     lengths = {name: pc.list_value_length(table.column(name)) for name in TOKEN_LISTS}
     lengths["prompt and completion"] = pc.add(lengths["prompt_tokens"], lengths["completion_tokens"])
-    lengths |= {name: pc.list_value_length(table.column(name)) for name in table.column_names[len(ROLLOUT_SCHEMA) :]}
+    lengths |= {
+        each.name: pc.list_value_length(table.column(each.name))
+        for each in SEGMENT_FIELDS
+        if each.name in table.column_names
+    }
     for name, each in lengths.items():
         longest, total = pc.max(each).as_py() or 0, pc.sum(each).as_py() or 0
         if longest > limits.row_tokens:
             raise BadRollouts(f"a row has {longest} entries of {name}; at most {limits.row_tokens} are allowed")
         if total > limits.tokens:
             raise BadRollouts(f"file has {total} entries of {name}; at most {limits.tokens} are allowed")
+    if ROUTES_FIELD.name in table.column_names:
+        longest = pc.max(pc.binary_length(table.column(ROUTES_FIELD.name))).as_py() or 0
+        if longest > limits.route_bytes * limits.row_tokens:
+            allowed = (
+                f"at most {limits.route_bytes} a token are allowed" if limits.route_bytes else "this run records none"
+            )
+            raise BadRollouts(f"a row has {longest} bytes of routes; {allowed}")
     for field in ROLLOUT_SCHEMA:
         if pa.types.is_string(field.type):
             longest = pc.max(pc.binary_length(table.column(field.name))).as_py() or 0
@@ -321,6 +338,8 @@ def _check_row(number: int, row: Rollout, first: Rollout) -> None:
             raise BadRollouts(
                 f"row {number}: {name} differs from row 0; a file holds one submission of one policy version"
             )
+    if (row.routes is None) != (first.routes is None):
+        raise BadRollouts(f"row {number}: routes are in some rows only; a file has them in all or in none")
     length = len(row.completion_tokens)
     for name in ("completion_logprobs", "completion_mask"):
         if len(getattr(row, name)) != length:
@@ -334,6 +353,8 @@ def _check_row(number: int, row: Rollout, first: Rollout) -> None:
     if bool(row.segment_versions) != bool(first.segment_versions):
         raise BadRollouts(f"row {number}: segments are given for some rows of the file and not for others")
     if row.segment_versions or row.segment_starts:
+        if row.routes is not None:
+            raise BadRollouts(f"row {number}: it has segments and routes; a file has one of them at most")
         check_segments(number, row)
 
 
@@ -369,7 +390,9 @@ def _metadata(raw: dict[bytes, bytes]) -> RolloutMetadata:
 
 
 def _fields(names: Sequence[str]) -> list[pa.Field]:
-    """The columns that a file with these must have."""
+    """The columns that a file with these must have: no run asks for both segments and routes."""
+    if ROUTES_FIELD.name in names:
+        return [*ROLLOUT_SCHEMA, ROUTES_FIELD]
     return [*ROLLOUT_SCHEMA, *(SEGMENT_FIELDS if SEGMENT_FIELDS[0].name in names else [])]
 
 

@@ -25,6 +25,7 @@ from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.protocol import Assignment, NodeState, Url
 from shoal.contracts.recipe import LengthReward, Sampling, TrainerSettings, Validation
 from shoal.contracts.roster import Roster, verified_roster
+from shoal.contracts.routes import RouteShape
 from shoal.contracts.settings import RunSettings
 from shoal.contracts.signed import Signed
 from shoal.contracts.steps import StepBatch
@@ -194,6 +195,9 @@ class PublicRun(Contract):
         max_length=16,
         description="sources of the tasks, where there are several",
     )
+    routes: RouteShape | None = Field(
+        default=None, exclude_if=unset, description="of tokens, which files of steps must hold; None: they hold none"
+    )
 
     @property
     def rows_each(self) -> int:
@@ -251,6 +255,9 @@ class Prepared(Contract):
         exclude_if=unset,
         max_length=64,
         description="of every repository that was read from a hub; None: there was none, or prepare was older",
+    )
+    routes: RouteShape | None = Field(
+        default=None, exclude_if=unset, description="of tokens, where the recipe has routerReplay; None: it has not"
     )
 
     def codec(self, config: RunConfig, read_batch: Callable[[int], StepBatch]) -> WorkCodec:

@@ -186,6 +186,14 @@ class StepMetrics(Contract):
     experts_unused: float | None = Field(
         default=None, ge=0.0, exclude_if=unset, description="share of all experts that no token was routed to"
     )
+    router_replay_mismatch: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=1.0,
+        exclude_if=unset,
+        description="with recipe.routerReplay: share of (sampled token, layer) pairs to which the trainer's router would give other experts than"
+        " the worker's engine gave",
+    )
     warnings: list[str] = Field(default_factory=list, max_length=8, description="signs of instability, in words")
     moments_of: int | None = Field(
         default=None,

@@ -8,6 +8,7 @@ trainer start from what this leaves in the store, and from nothing else.
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 import sys
@@ -20,12 +21,14 @@ from shoal import accelerators, environments, telemetry
 from shoal.contracts import keys
 from shoal.contracts.datasets import DatasetSource, filter_run
 from shoal.contracts.evaluation import MOST_SLICES, Benchmark, BenchmarkTerms, Truncation, sampling_of
+from shoal.contracts.file_size import MAX_FILE_BYTES, largest_bytes
 from shoal.contracts.final_model import ORIGIN_FILE, FinalModel
 from shoal.contracts.hub import HubCommit
 from shoal.contracts.mixture import SourceTerms
 from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile
 from shoal.contracts.recipe import LengthReward
+from shoal.contracts.routes import NoRoutes, RouteShape, route_shape
 from shoal.contracts.run import Prepared, RunConfig, home, load_run_config
 from shoal.contracts.task_table import write_tasks
 from shoal.contracts.tasks import Task, TaskReport, tasks_digest
@@ -96,6 +99,7 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
         folder = _of_run(config, config.model.run, folder)
     else:
         folder = _download(config, folder)
+    routes = _routes(config, folder)
     asked = PromptMaker(config, folder)
     terms, asked_of = asked.sources(sources, found)
     tasks = [task for each in asked_of for task in each]
@@ -129,10 +133,30 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
         tasks_digest_found=_digest_found(found, tasks),
         mixture=_pinned_sources(sources, asked_of),
         commits=commits or None,
+        routes=routes,
     )
     store.put(keys.PREPARED, prepared.to_json())
     log.info("prepared", model=config.model_id, base_pass_rate=rate)
     return prepared
+
+
+def _routes(config: RunConfig, folder: Path) -> RouteShape | None:
+    """What files must say of the experts of a token; None where the recipe records none. Raises CannotPrepare."""
+    if config.mode != "Train" or config.recipe.router_replay is None:
+        return None
+    try:
+        shape = route_shape(json.loads((folder / "config.json").read_bytes()))
+    except NoRoutes as error:
+        raise CannotPrepare(f"spec.recipe.routerReplay: {error}") from error
+    rows = config.sampling.groups_per_submission * config.recipe.group_size * config.recipe.rows_each
+    longest = config.sampling.max_completion_tokens
+    most = largest_bytes(rows, config.recipe.max_sequence_length, longest, shape.bytes_a_token)
+    if most > MAX_FILE_BYTES:
+        raise CannotPrepare(
+            f"spec.recipe.routerReplay: a file of {rows} rows with routes may have {most >> 20} MiB; at most {MAX_FILE_BYTES >> 20} are allowed:"
+            " lower sampling.groupsPerSubmission or sampling.maxCompletionTokens"
+        )
+    return shape
 
 
 def _pinned(config: RunConfig) -> tuple[RunConfig, list[HubCommit]]:
@@ -272,7 +296,13 @@ def _check_vine(config: RunConfig, environment: environments.Environment) -> Non
 
 
 def _check_several_versions(config: RunConfig, environment: environments.Environment) -> None:
-    """Raises CannotPrepare for rows of several versions in an environment with tools, whose stretches have no place for a swap between them."""
+    """Raises CannotPrepare for rows of several versions in an environment with tools, whose stretches have no place for a swap between them; and in a
+    run that records routes, which are of whole rows."""
+    if config.several_versions and config.recipe.router_replay is not None:
+        raise CannotPrepare(
+            "spec.rollouts.versions: Several does not go with recipe.routerReplay, which records the routes of whole rows: "
+            "use One, or leave recipe.routerReplay out"
+        )
     if config.several_versions and has_tools(environment):
         raise CannotPrepare(
             f"spec.rollouts.versions: environment {environment.name} has tools, and rows with calls are of one version: "

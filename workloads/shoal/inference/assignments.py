@@ -88,5 +88,6 @@ def as_run(public: PublicRun, terms: BenchmarkTerms) -> PublicRun:
             "prompt": terms.prompt,
             "truncation": terms.truncation,
             "mixture": [],
+            "routes": None,
         }
     )

@@ -28,6 +28,7 @@ class Completion:
     A `finish_reason` of `stop` means that the last token is an end-of-sequence token, `unanswered` that the last token ends a call of a tool. `cut`
     means that it was taken out of the engine and goes on: no row of a file ends so. `mask` is false where a token is a tool's output; None: every
     token was sampled. `segments`: each version that sampled it, and the position of its first token; empty: one version, which the caller knows.
+    `routes` are those of its sampled tokens (`models.routes`); None where the engine does not record them.
     """
 
     tokens: list[int]
@@ -36,6 +37,7 @@ class Completion:
     proofs: bytes
     mask: list[bool] | None = None
     segments: Sequence[tuple[int, int]] = ()
+    routes: bytes | None = None
 
     @property
     def sampled(self) -> int:

@@ -22,6 +22,7 @@ from vllm.platforms import current_platform  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
 from shoal.contracts.pools import EngineSettings, Quantization  # noqa: E402
+from shoal.contracts.routes import RouteShape  # noqa: E402
 from shoal.inference import metrics, vllm_hooks  # noqa: E402
 from shoal.inference.checkpoint import Checkpoint, check_tensor_parallel  # noqa: E402
 from shoal.inference.completions import Completion, Request  # noqa: E402
@@ -46,6 +47,10 @@ class GenerationStoppedError(RuntimeError):
         self.reason = reason
 
 
+class LostRoutesError(RuntimeError):
+    """The routes recorded for a sequence are not those of its tokens."""
+
+
 class Engine:
     """One model in memory; `version_folder` is where its weights came from."""
 
@@ -58,10 +63,12 @@ class Engine:
         settings: EngineSettings = DEFAULT_SETTINGS,
         cuts: bool = False,
         quantization: Quantization | None = None,
+        routes: RouteShape | None = None,
     ) -> None:
         """Start on `checkpoint`, for sequences of up to `max_sequence_length` tokens, `batch` of which are wanted
         together. `settings` are the pool's. With `cuts` sequences can be cut: vLLM gives their tokens one by one.
-        With `quantization` its weights are rounded as they are read, now and at each swap.
+        With `quantization` its weights are rounded as they are read, now and at each swap. With `routes` completions say
+        which experts their tokens were given to.
 
         Takes a few seconds (a CPU and a tiny model) to minutes.
         """
@@ -78,9 +85,11 @@ class Engine:
         self._engine = LLMEngine.from_engine_args(
             EngineArgs(**_engine_arguments(checkpoint, length, batch, settings, quantization))
         )
-        self._engine.collective_rpc("shoal_install", args=(list(checkpoint.masked_dimensions),))
+        recorded = routes.model_dump() if routes is not None else None
+        self._engine.collective_rpc("shoal_install", args=(list(checkpoint.masked_dimensions), recorded))
         self._proofs = True
         self._cuts = cuts
+        self._routes = routes
         self.sequences: int = self._engine.vllm_config.scheduler_config.max_num_seqs  # decoded together
         self._count = self._steps = 0
         self._running: dict[str, _Sequence] = {}
@@ -189,6 +198,10 @@ class Engine:
 
     def _proved(self, ended: dict[str, int]) -> list[tuple[str, Completion]]:
         """Hand the ends of sequences to the recorder; returns those whose proofs are there."""
+        if self._routes is not None and ended:
+            found = self._engine.collective_rpc("shoal_take_routes", args=(list(ended),))[0]
+            for inner, tokens in ended.items():
+                self._unproved[inner][1].routes = _whole(found[inner], tokens, self._routes)
         if not self._proofs:
             done = [self._unproved.pop(inner) for inner in ended]
             return [(name, sequence.completion(b"")) for name, sequence in done]
@@ -232,6 +245,7 @@ class _Sequence:
     logprobs: list[float] = field(default_factory=list)
     finish_reason: Any = None
     ended: float = 0.0
+    routes: bytes | None = None
 
     def add(self, output: Any) -> None:
         """The tokens that are new since the last output, all of them if there was none."""
@@ -242,7 +256,14 @@ class _Sequence:
         self.ended = time.monotonic()
 
     def completion(self, proofs: bytes) -> Completion:
-        return Completion(self.tokens, self.logprobs, self.finish_reason, proofs)
+        return Completion(self.tokens, self.logprobs, self.finish_reason, proofs, routes=self.routes)
+
+
+def _whole(routes: bytes, tokens: int, shape: RouteShape) -> bytes:
+    """The routes, which are of as many tokens. Raises LostRoutesError: vLLM's steps would not be what the hooks take them for."""
+    if len(routes) != tokens * shape.bytes_a_token:
+        raise LostRoutesError(f"routes have {len(routes)} bytes for {tokens} sampled tokens of {shape.bytes_a_token}")
+    return routes
 
 
 def _engine_arguments(

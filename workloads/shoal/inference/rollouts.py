@@ -142,4 +142,5 @@ def _row(
         proofs=completion.proofs,
         segment_versions=[version for version, _ in completion.segments] if several else (),
         segment_starts=[first for _, first in completion.segments] if several else (),
+        routes=completion.routes if public.routes is not None else None,
     )

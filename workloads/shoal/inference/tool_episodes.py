@@ -32,6 +32,7 @@ class Episode:
     logprobs: list[float] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
     proofs: bytes = b""
+    routes: bytes | None = None
     made: Completion | None = None
     segments: list[tuple[int, int]] = field(default_factory=list)
     """Of a row without tools that may go on under newer weights: each version, and the position of its first token."""
@@ -53,6 +54,8 @@ class Episode:
         self.made = made
         self._append(made.tokens, made.logprobs, sampled=True)
         self.proofs += made.proofs
+        if made.routes is not None:
+            self.routes = (self.routes or b"") + made.routes
 
     def cut(self, made: Completion, version: int, every: int = SEGMENT_TOKENS) -> int:
         """Keep what `version` sampled up to the last place where a segment may begin, a multiple of `every` tokens. Returns how many are dropped, to
@@ -93,7 +96,9 @@ class Episode:
     def completion(self) -> Completion:
         """All of the row."""
         assert self.made is not None
-        return Completion(self.tokens, self.logprobs, self.made.finish_reason, self.proofs, self.mask)
+        return Completion(
+            self.tokens, self.logprobs, self.made.finish_reason, self.proofs, self.mask, routes=self.routes
+        )
 
     def _append(self, tokens: Sequence[int], logprobs: Sequence[float], *, sampled: bool) -> None:
         self.tokens += tokens

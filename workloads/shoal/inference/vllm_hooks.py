@@ -15,7 +15,7 @@ after the other in Python. On a GPU the second runner's kernel draws, which is t
 (`benchmarks.trust.triton_rule` compares them); elsewhere ours does.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,9 @@ import torch
 import vllm
 from vllm import ModelRegistry
 from vllm.config.load import LoadConfig
+from vllm.model_executor.layers.fused_moe.layer import MoERunner
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
+from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
@@ -32,7 +34,9 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
 from shoal.contracts.pools import Quantization
+from shoal.contracts.routes import RouteShape
 from shoal.inference.proofs import ProofRecorder
+from shoal.inference.routes import RouteRecorder
 from shoal.models import rounded
 from shoal.sampling import gumbel
 
@@ -54,8 +58,9 @@ class HiddenStateExtension:
     model_runner: Any
     rank: int
 
-    def shoal_install(self, masked: Sequence[int]) -> None:
-        """Draw by the run's rule and start recording. `masked` are the dimensions of the model's proof profile.
+    def shoal_install(self, masked: Sequence[int], routes: Mapping[str, int] | None = None) -> None:
+        """Draw by the run's rule and start recording. `masked` are the dimensions of the model's proof profile; `routes`: the fields of
+        the `RouteShape` that is recorded too.
 
         Raises UnsupportedVllmError when vLLM does not have the parts that are read here. Behind the last layer every rank of a tensor-parallel engine
         has the same states, so rank 0 alone records them.
@@ -65,16 +70,23 @@ class HiddenStateExtension:
         _check_runner(runner)
         runner.sampler.topk_topp_sampler = SeedSampler(runner)
         self.shoal_recorder = None
+        self.shoal_routes = None
         if self.rank != 0:
             return
         recorder = self.shoal_recorder = ProofRecorder(_mask(masked, runner))
+        router = self.shoal_routes = None if routes is None else _record_routes(runner, RouteShape(**routes))
         sample_tokens = runner.sample_tokens
 
         def recording_sample_tokens(*args: Any, **kwargs: Any) -> Any:
             state = runner.execute_model_state  # cleared by the call below
+            chosen = None
+            if state is not None and router is not None:
+                chosen = router.chosen(runner.query_start_loc.gpu[1 : len(state.sample_hidden_states) + 1] - 1)
             output = sample_tokens(*args, **kwargs)
             if state is not None and recorder.on:
-                _record(recorder, state.sample_hidden_states, output)
+                _record(recorder.add, state.sample_hidden_states, output)
+            if router is not None and chosen is not None:
+                _record(router.add, chosen, output)
             return output
 
         runner.sample_tokens = recording_sample_tokens
@@ -95,10 +107,15 @@ class HiddenStateExtension:
         made: dict[str, bytes] = self.shoal_recorder.take_made(wait=wait)
         return made
 
+    def shoal_take_routes(self, requests: Collection[str]) -> dict[str, bytes]:
+        """The routes of requests that have ended, from the rank that records them."""
+        return {} if self.shoal_routes is None else self.shoal_routes.take(requests)
+
     def shoal_forget(self, requests: Collection[str]) -> None:
-        """Drop the states and proofs of aborted requests."""
+        """Drop the states, proofs and routes of aborted requests."""
         if self.shoal_recorder is not None:
             self.shoal_recorder.forget(requests)
+        self.shoal_take_routes(requests)
 
     def shoal_swap(self, folder: str, masked: Sequence[int]) -> str:
         """Load the weights in `folder` in place; returns the folder that this rank's weights are now from. No request may be running.
@@ -232,17 +249,35 @@ def _check_runner(runner: Any) -> None:
         )
 
 
-def _record(recorder: ProofRecorder, states: torch.Tensor, output: Any) -> None:
-    """Pair row i of `states` [requests, hidden size] with request i of the output; a partial prefill has no token."""
+def _record(add: Callable[[Sequence[str], torch.Tensor], None], rows: torch.Tensor, output: Any) -> None:
+    """Pair row i of `rows`, one a request, with request i of the output; a partial prefill has no token."""
     counts = list(map(len, output.sampled_token_ids))
-    if counts == [1] * len(states):
-        recorder.add(output.req_ids, states)
+    if counts == [1] * len(rows):
+        add(output.req_ids, rows)
         return
     if max(counts) > 1:
         raise UnsupportedVllmError("more than one token was sampled in a step: turn speculative decoding off")
     sampled = [index for index, count in enumerate(counts) if count]
     if sampled:
-        recorder.add([output.req_ids[index] for index in sampled], states[sampled])
+        add([output.req_ids[index] for index in sampled], rows[sampled])
+
+
+def _record_routes(runner: Any, shape: RouteShape) -> RouteRecorder:
+    """Let every router of the model tell a recorder what it chooses. vLLM's own way is in its second runner only, which is not used here.
+
+    Raises UnsupportedVllmError where some router cannot tell, or there are not as many as `shape` says.
+    """
+    layers = [module for module in runner.get_model().modules() if isinstance(module, MoERunner)]
+    if len(layers) != shape.layers:
+        raise UnsupportedVllmError(f"routes are of {shape.layers} layers with experts, the engine has {len(layers)}")
+    recorder = RouteRecorder(shape, runner.max_num_tokens, runner.device)
+    for number, layer in enumerate(sorted(layers, key=lambda each: each.layer_id)):
+        if layer._quant_method.is_monolithic or not isinstance(layer.router, BaseRouter):
+            raise UnsupportedVllmError(
+                f"layer {layer.layer_id} routes within its kernel, so that nobody sees the routes: run without recipe.routerReplay"
+            )
+        layer.router.set_capture_fn(recorder.capture(number))
+    return recorder
 
 
 def _mask(dimensions: Sequence[int], runner: Any) -> Any:

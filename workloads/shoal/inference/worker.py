@@ -147,6 +147,7 @@ class Worker:
                 settings=self._settings,
                 cuts=public.several_versions,
                 quantization=public.quantization,
+                routes=public.routes,
             )
         self._desk.several = public.several_versions
         self._first = policy

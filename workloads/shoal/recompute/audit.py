@@ -159,7 +159,7 @@ class RunAudit:
     def _rows_of(self) -> "batches.RowReader | None":
         if self._evidence.config.mode != "Train":
             return None
-        return batches.RowReader(self._evidence, self._evidence.store, self._facts.vocabulary)
+        return batches.RowReader(self._evidence, self._evidence.store, self._facts.vocabulary, self._facts.routes)
 
     def _one(self, stage: Stage, number: int, where: str, look: Callable[[], list[str]]) -> None:
         """One check that is no file's."""

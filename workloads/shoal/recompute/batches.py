@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
+from shoal.contracts.routes import RouteShape
 from shoal.contracts.signed import Signed
 from shoal.contracts.steps import StepBatch, StepMetrics
 from shoal.contracts.task_table import read_tasks
@@ -193,12 +194,12 @@ def _shown(value: object) -> str:
 class RowReader:
     """Rows and plans of a run's batches, read and made as the trainer does."""
 
-    def __init__(self, evidence: Evidence, store: Store, vocabulary: int) -> None:
-        """`store`: the run's, to be read."""
+    def __init__(self, evidence: Evidence, store: Store, vocabulary: int, routes: RouteShape | None = None) -> None:
+        """`store`: the run's, to be read. `routes`: those that its rows have."""
         config = evidence.config
         self._config = config
         self._extensions = Extensions(*recipe_extensions(config.recipe))
-        limits = RowLimits(vocabulary, config.recipe.max_sequence_length, self._extensions.continuations)
+        limits = RowLimits(vocabulary, config.recipe.max_sequence_length, self._extensions.continuations, routes)
         self._reader = Reader(config, store, limits, HeldKeys(evidence.roster, "validator"))
 
     def plan(self, batch: StepBatch) -> tuple[StepRows, StepPlan | None]:

@@ -74,7 +74,12 @@ def check_file(
         job = evidence.job(fact, verdict, every_row=rejected)
         facts = facts.of_file(job)
         longest = facts.max_sequence_length
-        file = File(job, *parse_file(path, facts.rows * longest, longest, judge.MOST_TIMES_ROWS * facts.rows))
+        file = File(
+            job,
+            *parse_file(
+                path, facts.rows * longest, longest, judge.MOST_TIMES_ROWS * facts.rows, route_bytes=facts.route_bytes
+            ),
+        )
         check = _FileCheck(facts, policies, looks, file, verdict, outcome)
         if rejected:
             check.rejected()
@@ -230,7 +235,9 @@ class _FileCheck:
                 policy = self._policies.get(version)
                 budget = judge.budget_of(facts, policy)
                 half = budget.model_copy(update={"largest": budget.largest / 2})
-                for batch in prefill_rows(policy.model, pieces, facts.eos_token_ids, job.sampler, facts.truncation):
+                for batch in prefill_rows(
+                    policy.model, pieces, facts.eos_token_ids, job.sampler, facts.truncation, facts.routes
+                ):
                     far |= redraw.outliers(file, batch, half).keys()
         return [row for row in wanted if row not in far]
 

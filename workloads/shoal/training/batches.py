@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from shoal.contracts.recipe import Recipe
@@ -56,7 +56,8 @@ class MicroBatch:
 
     The flat arrays have one entry for each token that the model itself sampled (tool output is context only):
     `predicted_from` is where in the pack the token was predicted (the position before it), `targets` its id, `policy_versions` the version
-    that sampled it. A filler, for a rank short of work, has tokens but none of these entries: it adds nothing to any sum.
+    that sampled it; `routes` the experts of that position, where they are recorded. A filler, for a rank short of work, has tokens but none of
+    these entries: it adds nothing to any sum.
     """
 
     tokens: Int[Tensor, " pack"]
@@ -68,6 +69,7 @@ class MicroBatch:
     worker_logprobs: Float[Tensor, " completion"]
     policy_versions: Int[Tensor, " completion"]
     segments: Segments
+    routes: Integer[Tensor, "completion layers choices"] | None = None
 
     @cached_property
     def completions(self) -> Packed:
@@ -311,6 +313,7 @@ def micro_batch(members: Sequence[Scored]) -> MicroBatch:
         worker_logprobs=torch.from_numpy(np.concatenate([sample.logprobs[sample.mask] for sample, _ in members])),
         policy_versions=torch.from_numpy(np.concatenate([sample.token_versions[sample.mask] for sample, _ in members])),
         segments=Segments(tuple(starts.tolist())),
+        routes=_routes(members),
     )
 
 
@@ -337,6 +340,12 @@ def _advantages(members: Sequence[Scored]) -> Float[Tensor, " completion"]:
     """One entry for each sampled token."""
     parts = [np.broadcast_to(np.float32(given), sample.mask.shape)[sample.mask] for sample, given in members]
     return torch.from_numpy(np.concatenate(parts))
+
+
+def _routes(members: Sequence[Scored]) -> Integer[Tensor, "completion layers choices"] | None:
+    """Of each sampled token; None unless every sample has them."""
+    parts = [sample.routes[sample.mask] for sample, _ in members if sample.routes is not None]
+    return torch.from_numpy(np.concatenate(parts)) if len(parts) == len(members) else None
 
 
 def _spread(values: Sequence[float], repeats: Sequence[int]) -> Float[Tensor, " completion"]:

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Num
+from jaxtyping import Float, Int, Integer, Num
 from torch import Tensor
 from torch.nn.functional import grouped_mm, linear
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from shoal.contracts.routes import RouteShape
 from shoal.models.places import stacks
+from shoal.models.routers import Routers, differs
 
 NAME = "shoal_grouped"
 """Name of this computation in a transformers configuration."""
@@ -77,6 +79,49 @@ class Balance:
     """Of an expert's share of its layer's tokens, by its largest possible value; the mean over layers."""
     unused: float
     """Share of all experts that got no token."""
+
+
+class RecordedRoutes:
+    """The routes that workers recorded, at the routers of a policy: compared with what these choose, and with `follows` used in its place.
+
+    Counted are (sampled token, layer) pairs of what is learnt from, on this rank; `pairs` of which `differing` are other experts.
+    """
+
+    def __init__(self, model: torch.nn.Module, shape: RouteShape, *, follows: bool) -> None:
+        """Raises NoRoutes for a model whose routers are not known, or not of this shape."""
+        self._counting = False
+        self._pairs = 0
+        self._differing: Int[Tensor, ""] | None = None
+        self._routers = Routers(model, shape, follows=follows, seen=self._seen)
+
+    @contextmanager
+    def given(
+        self,
+        routes: Integer[Tensor, "tokens layers choices"] | None,
+        at: Int[Tensor, " tokens"],
+        *,
+        counting: bool,
+    ) -> Iterator[None]:
+        """The routes of these positions of a pack, for this forward pass and its backward pass, in which nothing is counted."""
+        self._routers.give(routes, at)
+        self._counting = counting
+        try:
+            yield
+        finally:
+            self._counting = False
+
+    def take(self) -> Float[Tensor, " counts"]:
+        """Differing pairs and all pairs since the last call, float64 on the host."""
+        differing = 0 if self._differing is None else int(self._differing)
+        found = torch.tensor([differing, self._pairs], dtype=torch.float64)
+        self._pairs, self._differing = 0, None
+        return found
+
+    def _seen(self, layer: int, router: Any, logits: Tensor, own: Tensor, recorded: Tensor) -> None:
+        if self._counting:
+            more = differs(own, recorded).sum()
+            self._differing = more if self._differing is None else self._differing + more
+            self._pairs += len(own)
 
 
 class RoutedTokens:

@@ -112,11 +112,12 @@ def recipe_measures(recipe: Recipe, step: int, updates: Updates) -> dict[str, fl
     return found
 
 
-def expert_measures(experts: Balance | None) -> dict[str, float]:
+def expert_measures(experts: Balance | None, router_mismatch: float | None = None) -> dict[str, float]:
     """Fields of the report that belong to a mixture of experts."""
     if experts is None:
         return {}
-    return {
+    recorded = {} if router_mismatch is None else {"router_replay_mismatch": router_mismatch}
+    return recorded | {
         "expert_load_largest": experts.largest,
         "expert_load_entropy": experts.entropy,
         "experts_unused": experts.unused,

@@ -22,14 +22,15 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from shoal.contracts.recipe import TrainerSettings
+from shoal.contracts.routes import NoRoutes, RouteShape
 from shoal.models.head import logits_divisor
 from shoal.models.places import Place, places
 from shoal.storage.parallel import in_parallel
 from shoal.training.attention import LAYER_TYPES, NAME
 from shoal.training.batches import MicroBatch
-from shoal.training.context_parallel import part_of, undividable
+from shoal.training.context_parallel import PackPart, part_of, undividable
 from shoal.training.experts import NAME as EXPERTS
-from shoal.training.experts import RoutedTokens, uncomputable
+from shoal.training.experts import RecordedRoutes, RoutedTokens, uncomputable
 from shoal.training.host_copy import local, own_rows
 from shoal.training.logprobs import ACCELERATOR_TILE_ELEMENTS, TILE_ELEMENTS, Look, TileLoss, head_logprobs, head_loss
 from shoal.training.lora import LoraLinear, add_adapters, merged_weight
@@ -62,6 +63,14 @@ class Policy(torch.nn.Module):
         self.routed = RoutedTokens(model)
         if self.routed.layers:
             model.set_experts_implementation(EXPERTS)
+        self.recorded: RecordedRoutes | None = None
+
+    def record_routes(self, shape: RouteShape, *, follows: bool) -> None:
+        """From now on compare the routes that packs have with what the routers choose, and with `follows` use them. Raises BadModel."""
+        try:
+            self.recorded = RecordedRoutes(self.model, shape, follows=follows)
+        except NoRoutes as error:
+            raise BadModel(f"recipe.routerReplay: {error}") from error
 
     def forward(
         self, batch: MicroBatch, loss: TileLoss | None = None, look: Look | None = None
@@ -80,6 +89,7 @@ class Policy(torch.nn.Module):
             torch.set_grad_enabled(torch.is_grad_enabled() and loss is not None),
             self._kept_activations(),
             self.routed.counting(counted),
+            self._recorded_routes(batch, part, counting=loss is not None),
         ):
             hidden = self.model.get_decoder()(
                 input_ids=part.tokens[None],
@@ -100,6 +110,13 @@ class Policy(torch.nn.Module):
             value, *found = head_loss(*arguments, part.loss(loss), whole, tile_elements=self.tile_elements)
         logprobs, entropy = part.gather(count, *found)
         return value, logprobs, entropy
+
+    def _recorded_routes(self, batch: MicroBatch, part: PackPart, *, counting: bool) -> AbstractContextManager[object]:
+        """The routes of this rank's part of a pack, at its routers."""
+        if self.recorded is None:
+            return nullcontext()
+        routes = None if batch.routes is None else batch.routes[part.completions]
+        return self.recorded.given(routes, part.predicted_from, counting=counting)
 
     def _kept_activations(self) -> AbstractContextManager[object]:
         """Where the decoder's forward pass leaves what its backward pass reads: the layers' inputs, where activations are computed again.

@@ -43,7 +43,7 @@ OF_RECIPES = (
     "mismatch_truncated", "mismatch_masked", "completions_masked", "kl_coefficient", "clip_epsilon", "clip_epsilon_high",
 )  # fmt: skip
 """Metrics of runs whose recipe has a mismatch correction or a schedule."""
-OF_EXPERTS = ("expert_load_largest", "expert_load_entropy", "experts_unused")
+OF_EXPERTS = ("expert_load_largest", "expert_load_entropy", "experts_unused", "router_replay_mismatch")
 """Metrics of models with experts."""
 REWARDS = {
     name: Gauge(

@@ -4,7 +4,12 @@ In: the batches that the orchestrator writes, the rollout files that validators 
 Extensions may leave rows out, give other advantages, and change the weights after the last update. A `method` of the loop.
 """
 
+import json
+from pathlib import Path
+
 from shoal import telemetry
+from shoal.contracts.recipe import Recipe
+from shoal.contracts.routes import RouteShape, route_shape
 from shoal.contracts.schedules import Schedules, value_at
 from shoal.contracts.steps import StepBatch
 from shoal.storage import NotFound, StoreUnavailable
@@ -19,11 +24,22 @@ from shoal.training.objectives import needs_behaviour
 from shoal.training.optimizer import Optimizer
 from shoal.training.prefetch import Prefetch, Reader
 from shoal.training.rollouts import BadBatch, RowLimits, StepRows, read_batch
+from shoal.training.stored_weights import BadModel
 from shoal.training.update import LogProbs, behaviour_logprobs, mismatch, plan_logprobs, train
 
 BATCH_DEADLINE_SECONDS = 24 * 3600.0
 """A day without a full batch: nobody works on the run, and a failed Job says so louder than a waiting one."""
 PROBLEMS_LOGGED = 20
+
+
+def recorded_routes(recipe: Recipe, base: Path) -> RouteShape | None:
+    """The routes that rows of a run on the checkpoint in `base` have; None where the recipe asks for none. Raises BadModel."""
+    if recipe.router_replay is None:
+        return None
+    try:
+        return route_shape(json.loads((base / "config.json").read_bytes()))
+    except (OSError, ValueError) as error:  # NoRoutes is one
+        raise BadModel(f"recipe.routerReplay: {error}") from error
 
 
 class Reinforcement:
@@ -34,6 +50,9 @@ class Reinforcement:
     def __init__(self, context: TrainerContext, policy: Policy, extensions: Extensions) -> None:
         self._context, self._policy, self._extensions = context, policy, extensions
         config = context.config
+        routes = recorded_routes(config.recipe, context.base)
+        if routes is not None:
+            policy.record_routes(routes, follows=config.recipe.router_replay == "Replay")
         self._reference: Policy | None = None
         if config.recipe.asks_reference:
             self._reference = load_reference(
@@ -48,7 +67,7 @@ class Reinforcement:
         self._reader = Reader(
             config,
             context.store,
-            RowLimits(policy.vocabulary, config.recipe.max_sequence_length, extensions.continuations),
+            RowLimits(policy.vocabulary, config.recipe.max_sequence_length, extensions.continuations, routes),
             context.signer("validator"),
         )
         self._prefetch = Prefetch(self._reader)
@@ -122,7 +141,7 @@ class Reinforcement:
             times=times,
             by_source=batch.by_source,
             extra=recipe_measures(recipe, step, updates)
-            | expert_measures(updates.experts)
+            | expert_measures(updates.experts, updates.router_mismatch)
             | extensions.measured(rows.groups),
         )
 

@@ -68,6 +68,8 @@ class Updates(Steps):
     completions_masked: float
     experts: Balance | None = None
     """How evenly the router used the experts; None of a model without."""
+    router_mismatch: float | None = None
+    """Share of (sampled token, layer) pairs whose recorded experts are not those that the trainer's router chooses; None where none are recorded."""
 
 
 LogProbs = list[list[Float[Tensor, " _"]]]
@@ -174,7 +176,16 @@ def train(
         completions_masked=totals[SUMS.index("completions_masked")] / max(1, completions),
         applied=applied,
         experts=expert_balance(policy),
+        router_mismatch=router_mismatch(policy),
     )
+
+
+def router_mismatch(policy: Policy) -> float | None:
+    """Of all ranks' tokens since the last call; None where no routes were recorded. All ranks call this."""
+    if policy.recorded is None:
+        return None
+    differing, pairs = over_ranks(policy.recorded.take(), policy, "the routes of a step")
+    return differing / pairs if pairs else None
 
 
 def expert_balance(policy: Policy) -> Balance | None:

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from shoal.contracts import keys
 from shoal.contracts.answers import MOST_SAMPLES
 from shoal.contracts.rollouts import BadRollouts, Rollout, RolloutMetadata
+from shoal.contracts.run import Prepared
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.vine import VineSettings
 from shoal.report.continuations import completions_of, parents_of
@@ -120,9 +122,18 @@ class RolloutFiles:
                 if hashlib.file_digest(handle, "sha256").hexdigest() != sha256:
                     raise NotShown("the store's bytes differ from the judged ones: their SHA-256 is different")
             try:
-                return parse_file(path, MOST_TOKENS, LONGEST_ROW_TOKENS, MOST_ROWS, deadline_seconds=DEADLINE_SECONDS)
+                limits = MOST_TOKENS, LONGEST_ROW_TOKENS, MOST_ROWS
+                return parse_file(path, *limits, route_bytes=self._route_bytes(), deadline_seconds=DEADLINE_SECONDS)
             except BadRollouts as error:
                 raise NotShown(f"the file is not readable as rollouts: {plain(error, 500)}") from None
+
+    def _route_bytes(self) -> int:
+        """Of the routes of a token in the run's files, as prepare wrote it."""
+        try:
+            routes = Prepared.from_json(self._store.get(keys.PREPARED)).routes
+        except (NotFound, ValidationError):
+            return 0
+        return routes.bytes_a_token if routes is not None else 0
 
     def text(self) -> TokenText:
         """The tokenizer of the base model, read once it is there."""

@@ -12,6 +12,7 @@ from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.protocol import ValidationJob
 from shoal.contracts.recipe import LengthReward, Sampling, Validation
 from shoal.contracts.rollouts import Rollout, RolloutMetadata, versions_of
+from shoal.contracts.routes import RouteShape
 from shoal.contracts.tasks import Task
 from shoal.contracts.verdicts import RejectReason
 from shoal.contracts.vine import VineSettings, continuations
@@ -63,6 +64,8 @@ class Facts:
     """How prompts are made; None: the environment's text."""
     sources: Sequence[SourceRows] = ()
     """Of a run on a mixture."""
+    routes: RouteShape | None = None
+    """What files of steps must say of each sampled token's experts; None: nothing."""
     part: LeasePart | None = None
     """Set in the facts of a file that holds part of a lease."""
     curriculum: PoolsByStep | None = None
@@ -71,6 +74,11 @@ class Facts:
     """Whether a row may go on under newer weights (`rollouts.versions`)."""
     quantization: Quantization | None = None
     """How the weights are rounded that sample (`rollouts.quantization`)."""
+
+    @property
+    def route_bytes(self) -> int:
+        """Of the routes of a sampled token."""
+        return self.routes.bytes_a_token if self.routes is not None else 0
 
     @property
     def truncation(self) -> Truncation | None:

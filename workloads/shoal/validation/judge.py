@@ -32,6 +32,7 @@ from shoal.validation.checks import (
     redraw,
     replay,
     reward,
+    routes,
     sampling,
     termination,
     token_sampling,
@@ -121,7 +122,12 @@ def judge(
             longest = facts.max_sequence_length
             # A wrong number of rows is for `sampling` to name; a flood of short ones is refused before any is made.
             most = MOST_TIMES_ROWS * facts.rows
-            file = File(job, *parse_file(path, facts.rows * longest, longest, most, progress=progress))
+            file = File(
+                job,
+                *parse_file(
+                    path, facts.rows * longest, longest, most, route_bytes=facts.route_bytes, progress=progress
+                ),
+            )
         finding = cheap_finding(file, facts, watch, progress)
         last = runs_programs(facts.environment)
         if finding is None and not last:
@@ -197,6 +203,7 @@ def cheap_finding(
             found
             or termination.check_ends(file, facts)
             or computation.check_shape(file, facts)
+            or routes.check_shape(file, facts)
             or replay.check(file, facts)
             or copies.check(file, facts)
         )
@@ -333,7 +340,7 @@ def _of_one_version(
     """The same of what one version sampled. `seen` has what each version says of a row, `looked_at` all of it together."""
     thresholds = thresholds_in_force(facts.validation.thresholds, policy.profile)
     budget = budget_of(facts, policy)
-    batches = prefill_rows(policy.model, drawn, facts.eos_token_ids, file.job.sampler, facts.truncation)
+    batches = prefill_rows(policy.model, drawn, facts.eos_token_ids, file.job.sampler, facts.truncation, facts.routes)
     while True:
         with watch("prefill"):
             batch = next(batches, None)
@@ -342,7 +349,7 @@ def _of_one_version(
         progress()
         with watch("computation"):
             errors = computation.measure(file, batch, facts, policy.profile)
-            finding = computation.check(file, errors, thresholds)
+            finding = routes.check(batch, policy.dtype) or computation.check(file, errors, thresholds)
         with watch("redraw"):
             redraw.add(outliers, redraw.outliers(file, batch, budget))
             finding = finding or redraw.check(outliers, of_this_look, budget, chance)

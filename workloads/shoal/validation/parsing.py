@@ -36,6 +36,8 @@ BYTES_PER_TOKEN = 60
 read within 20 bytes each."""
 ROW_BYTES_PER_TOKEN = 400
 """The same in the longest row, which is made of Python's numbers and then of JSON: half a million were read within 250 bytes each."""
+TIMES_ROUTES = 4
+"""The same of the routes, by their bytes a token: in the file, unpacked, in the table; and of the longest row as bytes of Python and in JSON."""
 BASE_MEMORY_BYTES = 256 << 20
 CHARACTERS_PER_TOKEN = 64
 """Longest JSON of a token's id, log-probability, mask and share of the proofs."""
@@ -53,9 +55,11 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload([__name__])
 
 
-def reading_memory(max_tokens: int, row_tokens: int) -> int:
-    """Bytes that the reader of a file may take beyond what it begins with: for this many tokens in all, and in its longest row."""
-    return BASE_MEMORY_BYTES + BYTES_PER_TOKEN * max_tokens + ROW_BYTES_PER_TOKEN * row_tokens
+def reading_memory(max_tokens: int, row_tokens: int, route_bytes: int = 0) -> int:
+    """Bytes that the reader of a file may take beyond what it begins with: for this many tokens in all, and in its longest row. `route_bytes`: of the
+    routes of a token."""
+    routes = TIMES_ROUTES * route_bytes
+    return BASE_MEMORY_BYTES + (BYTES_PER_TOKEN + routes) * max_tokens + (ROW_BYTES_PER_TOKEN + 2 * routes) * row_tokens
 
 
 def reading_seconds(max_tokens: int) -> float:
@@ -69,11 +73,12 @@ def parse_file(
     row_tokens: int | None = None,
     rows: int | None = None,
     *,
+    route_bytes: int = 0,
     deadline_seconds: float | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> tuple[list[Rollout], RolloutMetadata]:
     """Rows and metadata of a file of at most `rows` rows (default: any number), in which prompts and completions together have at most
-    `max_tokens` tokens, and each row's `row_tokens` (default: as many).
+    `max_tokens` tokens, and each row's `row_tokens` (default: as many). `route_bytes` are allowed for the routes of a token.
 
     Raises `BadRollouts` for a file that is not exactly Rollout Parquet v1 or has more; for one that asks its reader for more memory than an honest
     one can; and `ReaderLost` where readers died or took longer than `deadline_seconds` (by default `reading_seconds`). One that
@@ -82,7 +87,7 @@ def parse_file(
     """
     deadline = reading_seconds(max_tokens) if deadline_seconds is None else deadline_seconds
     # A row has a token of its prompt and one of its completion, at least.
-    limits = FileLimits(max_tokens, row_tokens or max_tokens, rows or max(1, max_tokens // 2))
+    limits = FileLimits(max_tokens, row_tokens or max_tokens, rows or max(1, max_tokens // 2), route_bytes)
     begun = time.monotonic()
     try:
         return _parse(path, limits, deadline, progress)
@@ -123,15 +128,16 @@ def _parse(
     path: Path, limits: FileLimits, deadline_seconds: float, progress: Callable[[], None]
 ) -> tuple[list[Rollout], RolloutMetadata]:
     """Start one reader and wait for what it says."""
-    memory = reading_memory(limits.tokens, limits.row_tokens)
+    memory = reading_memory(limits.tokens, limits.row_tokens, limits.route_bytes)
     receiver, sender = _PROCESSES.Pipe(duplex=False)
     child = _PROCESSES.Process(target=_read_in_child, args=(str(path), limits, deadline_seconds, sender), daemon=True)
     child.start()
     sender.close()
     try:
         ends = time.monotonic() + deadline_seconds
-        room = (1 << 20) + CHARACTERS_PER_TOKEN * limits.tokens
-        message = (1 << 20) + 2 * CHARACTERS_PER_TOKEN * max(BATCH_TOKENS, limits.row_tokens)
+        characters = CHARACTERS_PER_TOKEN + 2 * limits.route_bytes
+        room = (1 << 20) + characters * limits.tokens
+        message = (1 << 20) + 2 * characters * max(BATCH_TOKENS, limits.row_tokens)
         rows: list[Rollout] = []
         count = _Count(limits)
         metadata: RolloutMetadata | None = None
@@ -148,7 +154,7 @@ def _parse(
             if "metadata" in answer:
                 metadata = RolloutMetadata(**answer["metadata"])
             elif metadata is not None and "rows" in answer:
-                sent = [Rollout(**(row | {"proofs": base64.b64decode(row["proofs"])})) for row in answer["rows"]]
+                sent = [Rollout(**(row | {name: _bytes(row[name]) for name in BINARY})) for row in answer["rows"]]
                 count.add(sent)
                 rows += sent
             else:
@@ -167,9 +173,20 @@ def _parse(
     return rows, metadata
 
 
+BINARY = ("proofs", "routes")
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text)
+
+
 def _read_in_child(path: str, limits: FileLimits, deadline_seconds: float, answers: Connection) -> None:
     """Runs in the child: read, and send JSON."""
-    memory_bytes = reading_memory(limits.tokens, limits.row_tokens)
+    memory_bytes = reading_memory(limits.tokens, limits.row_tokens, limits.route_bytes)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -181,7 +198,7 @@ def _read_in_child(path: str, limits: FileLimits, deadline_seconds: float, answe
         answers.send_bytes(json.dumps({"metadata": asdict(metadata)}).encode())
         for rows in batches:
             # `asdict` copies every token by itself, which took as long as all the rest.
-            plain = [vars(row) | {"proofs": base64.b64encode(row.proofs).decode()} for row in rows]
+            plain = [vars(row) | {name: _text(getattr(row, name)) for name in BINARY} for row in rows]
             for each in plain if not rows[0].segment_versions else ():
                 del each["segment_versions"], each["segment_starts"]
             answers.send_bytes(json.dumps({"rows": plain}).encode())

@@ -10,7 +10,8 @@ after the other; packed end to end they take half as much again. Rows of 400 tok
 long as alone: because a mask over a pack costs the square of the pack.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -21,7 +22,10 @@ import torch
 from shoal.contracts.evaluation import Truncation
 from shoal.contracts.pools import SAMPLER, Sampler
 from shoal.contracts.rollouts import Rollout
+from shoal.contracts.routes import RouteShape
 from shoal.models.head import logits_of
+from shoal.models.routers import Routers, differs, surplus
+from shoal.models.routes import decode
 from shoal.sampling import gumbel
 from shoal.validation.truncation import Kept, doubt, truncated
 
@@ -42,6 +46,18 @@ TILE_ELEMENTS = 1 << 24
 TILE_TOKENS = 4096
 """Positions of a tile at most, however small the vocabulary."""
 
+
+@dataclass(frozen=True)
+class RouteGaps:
+    """How a row's recorded routes differ from those of our own routers, over its (sampled token, layer) `pairs`: how many are other experts, and
+    by how much our own are ahead of those (`routers.surplus`), on average over all pairs and at most."""
+
+    pairs: int
+    differing: int
+    mean: float
+    largest: float
+
+
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
 
@@ -56,7 +72,8 @@ class Prefill:
     `surprise_variance` [n] of an honest sample's surprise, capped at SURPRISE_CAP nats; `colder` and `hotter` [n]
     log-likelihood ratios of the chosen token at OTHER_TEMPERATURES against the run's; `gaps` [n] by how many nats the
     sampler's own choice is ahead of the chosen token; and `drawn` [n] that choice, both None when the sampler cannot
-    be redone. `proof_errors` [proofs] are the mean mantissa errors of the row's proofs, once they were compared.
+    be redone. `proof_errors` [proofs] are the mean mantissa errors of the row's proofs, once they were compared. `routes`: of a row that has recorded
+    routes, which all of this was computed with.
     """
 
     hidden: torch.Tensor
@@ -70,6 +87,7 @@ class Prefill:
     gaps: Float32 | None = None
     drawn: Int64 | None = None
     proof_errors: Float32 = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    routes: RouteGaps | None = None
 
     @property
     def states(self) -> Float32:
@@ -116,11 +134,15 @@ def prefill_rows(
     eos_token_ids: frozenset[int],
     sampler: Sampler | None = None,
     truncation: Truncation | None = None,
+    routes: RouteShape | None = None,
 ) -> Iterator[dict[int, Prefill]]:
-    """Prefills by row number, a batch at a time: whoever drops `hidden` in between holds those of one batch only."""
+    """Prefills by row number, a batch at a time: whoever drops `hidden` in between holds those of one batch only.
+
+    With `routes` the rows' experts are those that they recorded. What they are by our own routers is compared, and does not add up over the layers.
+    """
     lengths = {number: len(row.prompt_tokens) + len(row.completion_tokens) for number, row in rows.items()}
     for numbers in batches(lengths):
-        found = _prefill(model, [rows[number] for number in numbers], eos_token_ids, sampler, truncation)
+        found = _prefill(model, [rows[number] for number in numbers], eos_token_ids, sampler, truncation, routes)
         yield dict(zip(numbers, found, strict=True))
 
 
@@ -130,9 +152,10 @@ def prefill(
     eos_token_ids: frozenset[int],
     sampler: Sampler | None = None,
     truncation: Truncation | None = None,
+    routes: RouteShape | None = None,
 ) -> Prefill:
     """One row alone."""
-    found: list[Prefill] = _prefill(model, [row], eos_token_ids, sampler, truncation)
+    found: list[Prefill] = _prefill(model, [row], eos_token_ids, sampler, truncation, routes)
     return found[0]
 
 
@@ -143,16 +166,59 @@ def _prefill(
     eos_token_ids: frozenset[int],
     sampler: Sampler | None,
     truncation: Truncation | None,
+    routes: RouteShape | None,
 ) -> list[Prefill]:
     """Run a Hugging Face causal language model over one batch."""
     device = next(model.parameters()).device
     tokens = [torch.tensor([*row.prompt_tokens, *row.completion_tokens]) for row in rows]
     padded = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True).to(device)
     # No mask: with one, some attention kernels would be chosen that treat equal rows differently.
-    hidden = model.model(input_ids=padded, use_cache=False).last_hidden_state
+    with _routed(model, rows, padded.shape[1], routes) as gaps:
+        hidden = model.model(input_ids=padded, use_cache=False).last_hidden_state
     eos = torch.tensor(sorted(eos_token_ids), device=device)
     return [
-        _one_row(model, row, hidden[place], padded[place], eos, sampler, truncation) for place, row in enumerate(rows)
+        replace(_one_row(model, row, hidden[place], padded[place], eos, sampler, truncation), routes=gap)
+        for place, (row, gap) in enumerate(zip(rows, gaps() or [None] * len(rows), strict=True))
+    ]
+
+
+@contextmanager
+def _routed(
+    model: Any, rows: Sequence[Rollout], length: int, shape: RouteShape | None
+) -> Iterator[Callable[[], list[RouteGaps]]]:
+    """Within this the model's routers use the routes of these rows, which are padded to `length`. What it gives says afterwards how they differ."""
+    if shape is None:
+        yield lambda: []
+        return
+    device = next(model.parameters()).device
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def seen(layer: int, router: Any, logits: torch.Tensor, own: torch.Tensor, recorded: torch.Tensor) -> None:
+        found.append((differs(own, recorded), surplus(router, logits, recorded)))
+
+    counts = [int(np.sum(row.completion_mask)) for row in rows]
+    at = [
+        place * length + len(row.prompt_tokens) - 1 + np.flatnonzero(row.completion_mask)
+        for place, row in enumerate(rows)
+    ]
+    given = [decode(row.routes or b"", count, shape) for row, count in zip(rows, counts, strict=True)]
+    routers = Routers(model, shape, follows=True, seen=seen)
+    try:
+        recorded = torch.from_numpy(np.concatenate(given).astype(np.int32)).to(device)
+        routers.give(recorded, torch.from_numpy(np.concatenate(at)).to(device))
+        yield lambda: _gaps(found, counts)
+    finally:
+        routers.close()
+
+
+def _gaps(found: Sequence[tuple[torch.Tensor, torch.Tensor]], counts: Sequence[int]) -> list[RouteGaps]:
+    """By row, of what was seen in each layer over all rows' sampled tokens."""
+    differing, behind = (
+        torch.stack(each).float().cpu().split(list(counts), dim=1) for each in zip(*found, strict=True)
+    )
+    return [
+        RouteGaps(of_row.numel(), int(of_row.sum()), float(far.mean()), float(far.max()))
+        for of_row, far in zip(differing, behind, strict=True)
     ]
 
 

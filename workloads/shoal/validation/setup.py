@@ -80,6 +80,7 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
             lambda step: StepBatch.from_json(store.get(keys.step_batch(step))),
         ),
         quantization=config.quantization,
+        routes=prepared.routes,
     )
     return with_benchmarks(facts, {each.name: (each, *_pinned(store, each)) for each in pinned})
 
@@ -99,6 +100,7 @@ def with_benchmarks(facts: Facts, found: Mapping[str, tuple[BenchmarkTerms, Envi
             benchmark=terms,
             vine=None,
             several_versions=False,
+            routes=None,
             prompt=terms.prompt,
             benchmarks=benchmarks,  # each knows all of them, which its slices' numbers depend on
         )

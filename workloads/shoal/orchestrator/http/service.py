@@ -340,6 +340,7 @@ def public_run(state: RunState) -> PublicRun:
         mixture=prepared.mixture,
         several_versions=config.several_versions,
         quantization=config.quantization,
+        routes=prepared.routes,
     )
 
 

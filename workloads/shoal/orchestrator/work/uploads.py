@@ -39,19 +39,23 @@ _STATUS: dict[Outcome, str] = {
 }
 
 
-def largest_file(config: RunConfig, benchmarks: Sequence[BenchmarkTerms] = ()) -> int:
-    """Bytes that an honest file cannot exceed, from the recipe and the run's benchmarks; larger files are refused before the upload."""
+def largest_file(config: RunConfig, benchmarks: Sequence[BenchmarkTerms] = (), route_bytes: int = 0) -> int:
+    """Bytes that an honest file cannot exceed, from the recipe and the run's benchmarks; larger files are refused before the upload.
+
+    `route_bytes`: of the routes of a sampled token, where the run records them.
+    """
     longest = max(each.max_completion_tokens for each in (config.sampling, *(each.sampling for each in benchmarks)))
     of_slices = [each.sampling.groups_per_submission * each.samples for each in benchmarks]
     of_a_step = config.sampling.groups_per_submission * config.recipe.group_size * config.recipe.rows_each
     rows = max([of_a_step, *of_slices])
-    return min(MAX_FILE_BYTES, largest_bytes(rows, config.recipe.max_sequence_length, longest))
+    return min(MAX_FILE_BYTES, largest_bytes(rows, config.recipe.max_sequence_length, longest, route_bytes))
 
 
 def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:
     """A grant for the staging key of the node's lease; raises `Refusal`."""
     member = state.nodes.require_member(request.node)
-    limit = largest_file(state.config, state.plan.benchmarks)
+    routes = state.prepared.routes
+    limit = largest_file(state.config, state.plan.benchmarks, routes.bytes_a_token if routes is not None else 0)
     if request.size > limit:
         raise Refusal(ProblemCode.FILE_TOO_LARGE, f"file has {request.size} bytes, allowed in this run are {limit}")
     now = state.clock()
