@@ -75,7 +75,7 @@ def swapped(together: tuple[str, ...]) -> dict[str, Swapped]:
 
 
 def of(case: str) -> Swapped:
-    return swapped(next(each for each in TOGETHER if case in each))
+    return swapped(next(each for each in TOGETHER if case in each))[case]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -35,7 +35,7 @@ class Routers:
         self._routes: Integer[Tensor, "tokens layers choices"] | None = None
         self._at: Int[Tensor, " tokens"] | None = None
         found = [model.get_submodule(name.rpartition(".")[0]) for name in stacks(model)]
-        routers = [getattr(block, "gate", None) for block in found]
+        routers: list[Any] = [getattr(block, "gate", None) for block in found]
         for router in routers:
             if _kind(router) not in (SOFTMAX, *SIGMOID):
                 raise NoRoutes(

@@ -176,9 +176,10 @@ def _prefill(
     with _routed(model, rows, padded.shape[1], routes) as gaps:
         hidden = model.model(input_ids=padded, use_cache=False).last_hidden_state
     eos = torch.tensor(sorted(eos_token_ids), device=device)
+    differ: list[RouteGaps] | list[None] = gaps() or [None] * len(rows)
     return [
         replace(_one_row(model, row, hidden[place], padded[place], eos, sampler, truncation), routes=gap)
-        for place, (row, gap) in enumerate(zip(rows, gaps() or [None] * len(rows), strict=True))
+        for place, (row, gap) in enumerate(zip(rows, differ, strict=True))
     ]
 
 
