@@ -119,6 +119,7 @@ class Queue(Protocol):
     """Takes the keys that a change concerns; `queue.WorkQueue` in the operator."""
 
     def add(self, key: Key) -> None: ...
+    def add_routine(self, key: Key) -> None: ...
     def add_after(self, key: Key, seconds: float) -> None: ...
     def add_settling(self, key: Key) -> None: ...
 
@@ -259,7 +260,7 @@ class Cache:
             self._put(key, entry)
             concerned = self._concerned(key, entry)
         for each in concerned - {by}:
-            self._queue.add(each)
+            self._queue.add_routine(each)
         # The answer may hold an edit of the spec whose event is not news any more when it comes.
         if key != by or before is None:
             self._queue.add_after(by, OWN_WRITE_DELAY_SECONDS)

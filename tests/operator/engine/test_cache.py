@@ -26,6 +26,9 @@ class Told:
     def add_after(self, key: Key, seconds: float) -> None:
         self.keys.append((key, seconds))
 
+    def add_routine(self, key: Key) -> None:
+        self.add(key)
+
     def add_settling(self, key: Key) -> None:
         self.keys.append((key, SETTLING))
 
