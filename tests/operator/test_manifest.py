@@ -251,6 +251,24 @@ def test_the_sources_of_a_run_cannot_change_but_its_length_can() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("field", "before", "after"),
+    [
+        ("recipe.routerReplay", {"recipe": {}}, {"recipe": {"routerReplay": "Replay"}}),
+        ("recipe.routerReplay", {"recipe": {"routerReplay": "Report"}}, {"recipe": {}}),
+        ("asyncLevel", {"tasks": {"environment": "arithmetic", "curriculum": {}}}, {"asyncLevel": 1}),
+    ],
+)
+def test_what_files_under_way_were_made_by_cannot_change(
+    field: str, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    """Routes are in a run's files or not, as it was prepared; with a curriculum asyncLevel says which batches decide the pools of a step."""
+    spec = GOOD["spec"] | before
+    [old] = load_manifest(yaml.safe_dump(GOOD | {"spec": spec}))
+    [new] = load_manifest(yaml.safe_dump(GOOD | {"spec": spec | after}))
+    assert [path for path, _ in broken_rules(new, old)] == [f"spec.{field}"]
+
+
 # Several mistakes of one document.
 
 

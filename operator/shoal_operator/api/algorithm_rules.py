@@ -107,4 +107,13 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
             ("vineppo", "its files hold continuations or not"),
         )
     ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="has(self.recipe.routerReplay) == has(oldSelf.recipe.routerReplay)",
+        message="cannot come or go once the run exists, whose files hold routes or not, as it was prepared; start a new run instead",
+        field="recipe.routerReplay",
+        good={"recipe": {"adamBeta1": 0.9, "routerReplay": "Replay"}},
+        bad={"recipe": {"adamBeta1": 0.9}},
+        old={"recipe": {"adamBeta1": 0.9, "routerReplay": "Report"}},
+    ),
 )

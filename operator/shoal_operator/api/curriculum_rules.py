@@ -31,4 +31,14 @@ CURRICULUM_RULES: tuple[Rule, ...] = (
         good={"mode": "Train", "tasks": _POOLS},
         bad={"mode": "Generate", "tasks": _POOLS},
     ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="!has(self.tasks.curriculum) || self.asyncLevel == oldSelf.asyncLevel",
+        message="cannot change once a run with tasks.curriculum exists: it says which batches decide the pools that files under way were drawn"
+        " from; start a new run instead",
+        field="asyncLevel",
+        good={"tasks": _POOLS, "asyncLevel": 2},
+        bad={"tasks": _POOLS, "asyncLevel": 1},
+        old={"tasks": _POOLS, "asyncLevel": 2},
+    ),
 )
