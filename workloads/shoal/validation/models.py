@@ -38,10 +38,10 @@ def best_device(local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def load_model(folder: Path, processes: int = 1, quantization: Quantization | None = None) -> Any:
+def load_model(folder: Path, processes: int = 1, quantization: Quantization | None = None, beat: Beat = no_beat) -> Any:
     """The checkpoint in `folder` in its own dtype, on a GPU if there is one; never runs code from the checkpoint.
 
-    Of a run with `quantization` the weights are written again, rounded, as a swap writes them: one pass over the files more.
+    Of a run with `quantization` the weights are written again, rounded, as a swap writes them: one pass over the files more, with a `beat` for each.
 
     With several `processes` of one torch.distributed group, each holds its share, and all must call this. The files are mapped, not read, into the
     host's memory, and each weight goes to its device by itself. Raises CannotHold for a model that cannot be spread.
@@ -58,7 +58,7 @@ def load_model(folder: Path, processes: int = 1, quantization: Quantization | No
         apply_tensor_parallelism(model, init_device_mesh(device.type, (processes,)), model.tp_plan)
     model = model.to(device)
     if quantization is not None:
-        overwrite(model, folder, quantization=quantization)
+        overwrite(model, folder, beat, quantization)
     return model
 
 
@@ -155,7 +155,7 @@ class Models:
 
     def load(self, version: int, folder: Path, quantization: Quantization | None = None) -> None:
         """Load a version beside what is held."""
-        self._held[version] = load_model(folder, self.processes, quantization)
+        self._held[version] = load_model(folder, self.processes, quantization, self._beat)
         self._beat()
 
     def replace(self, old: int, version: int, folder: Path, quantization: Quantization | None = None) -> None:
