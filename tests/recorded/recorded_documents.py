@@ -496,6 +496,7 @@ DOCUMENTS: dict[str, Contract] = {
     "lease-of-a-curriculum": sample(Lease).model_copy(update={"prompts": [7, 3]}),
     "validation-job-of-a-curriculum": sample(ValidationJob).model_copy(update={"pools": DIGEST}),
     "batch-of-a-curriculum": sample(StepBatch).model_copy(update={"solved": [(7, 0.5), (3, 1.0)]}),
+    "public-run-of-a-curriculum": sample(PublicRun).model_copy(update={"curriculum": True}),
     "public-run-several-versions": sample(PublicRun).model_copy(update={"several_versions": True}),
     "sources-of-a-mixture": sample(PublicRun).model_copy(
         update={

@@ -10,6 +10,7 @@ from shoal.contracts.recipe import Curriculum, PoolWeights, Recipe, TaskSource
 from shoal.contracts.steps import StepBatch
 from shoal.contracts.work import TrainingStep, draw, pools_digest
 from shoal.orchestrator import metrics
+from shoal.orchestrator.http.service import public_run
 from shoal.orchestrator.work.beacons import beacon_of
 from shoal.orchestrator.work.sealing import seal_if_full
 from shoal.sampling.curriculum import POOLS
@@ -100,6 +101,14 @@ def test_a_restarted_orchestrator_has_the_same_pools_and_leases_the_same_prompts
     sizes = {sample.labels["pool"]: sample.value for each in metrics.POOL_PROBLEMS.collect() for sample in each.samples}
     assert set(sizes) == set(POOLS)
     assert sum(sizes.values()) == len(TASKS)
+
+
+def test_software_that_cannot_read_the_prompts_of_a_lease_is_told_before_it_asks_for_one(
+    tmp_path: Path, redis_server: Redis
+) -> None:
+    """A worker of 0.2.0 refuses a lease with prompts, but had taken it, and lost standing for it. Of a run that it does not know it asks for none."""
+    told = [run_of(tmp_path / name, redis_server, tasks) for name, tasks in (("a", TASKS_IN_POOLS), ("b", PLAIN))]
+    assert [b"curriculum" in public_run(run.state).to_json() for run in told] == [True, False]
 
 
 def test_a_batch_has_each_accepted_group_s_share_of_right_answers_in_order(tmp_path: Path, redis_server: Redis) -> None:

@@ -198,6 +198,11 @@ class PublicRun(Contract):
     routes: RouteShape | None = Field(
         default=None, exclude_if=unset, description="of tokens, which files of steps must hold; None: they hold none"
     )
+    curriculum: bool = Field(
+        default=False,
+        exclude_if=lambda curriculum: not curriculum,
+        description="leases name their prompts (`tasks.curriculum`). Software that does not know this asks for no lease",
+    )
 
     @property
     def rows_each(self) -> int:

@@ -341,6 +341,7 @@ def public_run(state: RunState) -> PublicRun:
         several_versions=config.several_versions,
         quantization=config.quantization,
         routes=prepared.routes,
+        curriculum=config.tasks.curriculum is not None,
     )
 
 
