@@ -1,5 +1,7 @@
 """The engine as pools may have it: bfloat16, little memory, masked dimensions, two ranks, compiled. Proofs against a prefill by transformers."""
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -110,3 +112,26 @@ def test_a_swap_reaches_every_rank_of_a_tensor_parallel_engine(folder: Path) -> 
 def test_a_swap_reaches_what_was_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")
     swapped_is_fresh(folder, {"compiled": True})
+
+
+ARGUMENTS = """
+import sys
+from pathlib import Path
+from shoal.contracts.pools import EngineSettings
+from shoal.contracts.routes import RouteShape
+from shoal.inference.checkpoint import read_checkpoint
+from shoal.inference.engine import _engine_arguments
+checkpoint, settings = read_checkpoint(Path(sys.argv[1])), EngineSettings(compiled=True)
+for routes in (None, RouteShape(layers=1, choices=2, experts=8)):
+    print("eager:", _engine_arguments(checkpoint, 64, 1, settings, None, *([routes] if routes else []))["enforce_eager"])
+"""
+
+
+def test_an_engine_that_records_routes_captures_no_graph_before_its_routers_can_tell(folder: Path) -> None:
+    """A CUDA graph that vLLM captured at its start would replay without the copy, and the routes of every token would be zeros."""
+    tiny_policy.make_policy(folder / "a", 1)
+    done = subprocess.run([sys.executable, "-c", ARGUMENTS, folder / "a"], capture_output=True, text=True, check=False)
+    assert [line for line in done.stdout.splitlines() if line.startswith("eager:")] == [
+        "eager: False",
+        "eager: True",
+    ], done.stderr[-2000:]

@@ -83,7 +83,7 @@ class Engine:
         if current_platform.is_cpu():
             vllm_hooks.inspect_in_process(checkpoint.config["architectures"][0])
         self._engine = LLMEngine.from_engine_args(
-            EngineArgs(**_engine_arguments(checkpoint, length, batch, settings, quantization))
+            EngineArgs(**_engine_arguments(checkpoint, length, batch, settings, quantization, routes))
         )
         recorded = routes.model_dump() if routes is not None else None
         self._engine.collective_rpc("shoal_install", args=(list(checkpoint.masked_dimensions), recorded))
@@ -267,14 +267,23 @@ def _whole(routes: bytes, tokens: int, shape: RouteShape) -> bytes:
 
 
 def _engine_arguments(
-    checkpoint: Checkpoint, length: int, batch: int, settings: EngineSettings, quantization: Quantization | None
+    checkpoint: Checkpoint,
+    length: int,
+    batch: int,
+    settings: EngineSettings,
+    quantization: Quantization | None = None,
+    routes: RouteShape | None = None,
 ) -> dict[str, Any]:
-    """vLLM's arguments: what the proofs need on every device, what a CPU needs, and what the pool chose."""
+    """vLLM's arguments: what the proofs need on every device, what a CPU needs, and what the pool chose.
+
+    With `routes` nothing is compiled: vLLM captures CUDA graphs before `shoal_install` can tell its routers to whom they say what they choose, and
+    replays only what it captured.
+    """
     arguments: dict[str, Any] = {
         "model": str(checkpoint.folder),
         "dtype": checkpoint.dtype,  # "auto" would serve a float32 checkpoint in half precision
         "max_model_len": length,
-        "enforce_eager": not compiles(settings.compiled),
+        "enforce_eager": routes is not None or not compiles(settings.compiled),
         "worker_extension_cls": vllm_hooks.EXTENSION,
         "async_scheduling": False,
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature, as the trainer's are

@@ -3,8 +3,9 @@
 In: the choices of each layer for all tokens of a forward pass, from the engine's routers (`capture`). Behind it, the positions that tokens were drawn
 from (`chosen`, `add`). Out: bytes by request (`take`), as a rollout file has them. Called by `vllm_hooks`, on the rank that records proofs.
 
-A layer's choices go into one buffer on the device, by a copy of a fixed address that a CUDA graph repeats. After a step one gather and one copy bring
-those of the sampled tokens to the host: of 128 sequences of Qwen3-30B-A3B 98 kB. A sequence of 30,720 tokens holds 12 MB there until it ends.
+A layer's choices go into one buffer on the device. The engine runs without CUDA graphs: it would capture them before this is there. After a step one
+gather and one copy bring those of the sampled tokens to the host: of 128 sequences of Qwen3-30B-A3B 98 kB. A sequence of 30,720 tokens holds 12 MB
+there until it ends.
 """
 
 from collections import defaultdict
