@@ -94,7 +94,7 @@ def test_a_file_that_unpacks_to_more_memory_than_an_honest_one_is_refused(tmp_pa
     many = pa.concat_arrays([pa.array([1] * 1000, pa.int32())] * 50_000)
     columns = {name: [getattr(ROW, name)] for name in ROLLOUT_SCHEMA.names}
     columns["prompt_tokens"] = pa.ListArray.from_arrays(pa.array([0, len(many)], pa.int32()), many)
-    metadata = {f"shoal.{name}": value for name, value in asdict(METADATA).items()}
+    metadata = {f"shoal.{name}": value for name, value in asdict(METADATA).items() if value is not None}
     sink = io.BytesIO()
     pq.write_table(pa.table(columns, schema=ROLLOUT_SCHEMA.with_metadata(metadata)), sink, compression="zstd")
     assert len(sink.getvalue()) < 1 << 20
@@ -287,7 +287,7 @@ def test_a_reader_imports_nothing_that_its_server_has_not(large: tuple[Path, int
 
 @pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens", "completion_mask"])
 def test_a_list_that_every_row_lacks_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    metadata = {f"shoal.{name}": value for name, value in asdict(METADATA).items()}
+    metadata = {f"shoal.{name}": value for name, value in asdict(METADATA).items() if value is not None}
     schema = pa.schema([each.with_nullable(True) for each in ROLLOUT_SCHEMA], metadata)
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist([asdict(ROW) | {name: None}] * 2, schema), sink)

@@ -104,7 +104,10 @@ def test_rows_in_a_batch_give_what_each_gives_alone(court: Court, honest: list[R
     assert max(padded) > 1
     for number, row in enumerate(rows):
         alone = prefill(model, row, eos, "gumbel-murmur3-1")
+        assert batched[number].routes is alone.routes is None
         for field in dataclasses.fields(Prefill):
+            if field.name == "routes":
+                continue
             np.testing.assert_allclose(
                 getattr(batched[number], field.name), getattr(alone, field.name), atol=1e-4, err_msg=field.name
             )
