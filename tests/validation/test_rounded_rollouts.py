@@ -6,6 +6,7 @@ Everything is in float32, where thresholds are tightest. Proofs of one set of we
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from safetensors.torch import load_file
 from socket_agent import Agent, SocketAgent
 from test_worker_process import PUBLIC, WAITING_STATE, Process, publish
 
-from shoal.contracts.rollouts import BadRollouts, Rollout, read_rollouts, write_rollouts
+from shoal.contracts.pools import Quantization
+from shoal.contracts.rollouts import BadRollouts, Rollout, RolloutMetadata, read_rollouts, write_rollouts
 from shoal.contracts.verdicts import Verdict
 from shoal.models.places import places
 from shoal.models.rounded import fp8, is_rounded, restore, round_in_place
@@ -39,8 +41,12 @@ class RoundedRun:
     models: dict[str, torch.nn.Module]
 
     def judge(
-        self, rows: list[Rollout], metadata=ROUNDED, model: str = "old", quantization: str | None = "fp8"
-    ) -> Verdict:  # type: ignore[no-untyped-def]
+        self,
+        rows: list[Rollout],
+        metadata: RolloutMetadata = ROUNDED,
+        model: str = "old",
+        quantization: Quantization | None = "fp8",
+    ) -> Verdict:
         """The verdict of a run with this term, whose validators hold this model."""
         facts = replace(self.court.facts, quantization=quantization)
         policies = OnePolicy(LoadedPolicy(VERSION, DIGEST, self.models[model]))
@@ -123,10 +129,10 @@ def test_a_file_of_the_published_weights_is_found_where_weights_are_rounded(run:
 
 
 def test_a_file_of_rounded_weights_is_found_where_none_are(run: RoundedRun) -> None:
-    ordinary = {"model": "published", "quantization": None}
-    assert "quantization is 'fp8'" in found(run.judge(run.old, ROUNDED, **ordinary), "identity")  # type: ignore[arg-type]
-    found(run.judge(run.old, METADATA, **ordinary), "computation")  # type: ignore[arg-type]
-    found(run.judge(run.proven_by("published", run.old), METADATA, **ordinary), "redraw")  # type: ignore[arg-type]
+    ordinary: dict[str, Any] = {"model": "published", "quantization": None}
+    assert "quantization is 'fp8'" in found(run.judge(run.old, ROUNDED, **ordinary), "identity")
+    found(run.judge(run.old, METADATA, **ordinary), "computation")
+    found(run.judge(run.proven_by("published", run.old), METADATA, **ordinary), "redraw")
 
 
 def test_other_terms_than_the_runs_are_found(run: RoundedRun) -> None:
@@ -139,7 +145,7 @@ def test_only_files_with_the_term_name_it(run: RoundedRun, court: Court) -> None
     assert read_rollouts(write_rollouts(run.old, METADATA))[1] == METADATA
     assert b"shoal.quantization" not in write_rollouts(court.rows(court.made.old), METADATA)
     with pytest.raises(BadRollouts, match=r"lacks shoal\.model"):
-        read_rollouts(write_rollouts(run.old, replace(ROUNDED, model=None)))  # type: ignore[arg-type]
+        read_rollouts(write_rollouts(run.old, replace(ROUNDED, model=None)))  # type: ignore[arg-type]  # what the writer then leaves out
 
 
 def test_the_rule_is_that_of_each_matrix_of_a_layer(run: RoundedRun, court: Court) -> None:
