@@ -33,7 +33,7 @@ TENANTS = 20
 SETTLE_SECONDS = 30.0
 """Between the last child and what is measured as steady: what follows writes of our own is over then."""
 LONGEST_COLD_START = 300.0
-"""Seconds; a figure as high as this says that the queue was never empty."""
+"""Seconds; a figure as high as this says that an edit was never applied."""
 EDITS_PER_SECOND = 4.0
 VALUES = 250
 """Replicas of validators that an edit asks for, from 2 on: with the run's name a number that says which edit it was. The CRD takes 256."""
@@ -143,7 +143,10 @@ def _edit_latencies(kube: Kube, seen: Seen, spaces: dict[str, str], names: list[
 def _cold_start(
     bench: Bench, seen: Seen, spaces: dict[str, str], names: list[str], say: Callable[[str], None]
 ) -> tuple[OperatorProcess, float]:
-    """Seconds until an operator that starts has looked at every object, and applied what was edited of a tenth of the runs while it was away."""
+    """Seconds until an operator that starts has looked at every object, and applied what was edited of a tenth of the runs while it was away.
+
+    Figures of a thousand runs are written afterwards, behind edits: the queue is never empty for long.
+    """
     bench.kube.delete("Lease", "shoal-operator", "shoal-system")
     sent = {_edit(bench.kube, spaces, name, VALUES + 3) for name in names[::10]}
     objects = sum(len(bench.kube.list(kind)) for kind in OWN)
@@ -161,7 +164,7 @@ def _cold_start(
             say(
                 f"after {told - began:.0f} s: {missing} of {len(sent)} edits missing, {looked} of {objects} looks, queue {depth}"
             )
-        return not missing and looked >= objects and depth == 0
+        return not missing and looked >= objects
 
     try:
         wait("every run to be looked at", through, LONGEST_COLD_START, interval=0.2)

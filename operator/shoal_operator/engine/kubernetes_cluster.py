@@ -247,8 +247,12 @@ class KubernetesCluster:
 
     def run_progress(self, orchestrator_url: str) -> RunProgress | NotHeard | None:
         self._not_kept()
-        run = self._cache.entry(self._key)
-        return self._parts.progress.progress(orchestrator_url, self._key, "" if run is None else run.uid)
+        run = self._cache.get(self._key)
+        if run is None:
+            return self._parts.progress.progress(orchestrator_url, self._key)
+        metadata, applied = run["metadata"], run.get("status", {}).get("observedGeneration")
+        edited = applied != metadata.get("generation")
+        return self._parts.progress.progress(orchestrator_url, self._key, metadata["uid"], edited=edited)
 
     def now(self) -> datetime:
         self._not_kept()

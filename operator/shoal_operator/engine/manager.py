@@ -129,7 +129,7 @@ class Manager:
         self._parts = Parts(
             self.api,
             self.cache,
-            RunProgressReader(self.queue.add, figures=self.queue.add_routine),
+            RunProgressReader(self.queue.add, routine=self.queue.add_routine),
             self._events,
             StorageClasses(self.api),
             Unchanged(self.cache),

@@ -5,8 +5,8 @@ one; `progress` returns at once what was said last. A tenant chooses its orchest
 bytes with its head, without redirects. Who is silent is asked more and more rarely, who answers slowly in proportion. Places are given out by
 namespace. Used by `KubernetesCluster.run_progress`.
 
-Cost: a run is read each 5 s and queued for its figures each 15 s; from 1,000 and 225 runs on all share 200 reads and 15 such keys a second. What
-limits them is the API server: a write of a run's status is 25 ms of its CPU time, in whichever form it is sent.
+Cost: a run is read each 5 s and queued for its figures each 15 s; from 1,000 and 75 runs on all share 200 reads and 5 such keys a second. What
+limits them is the API server: a write of a run's status is 24 ms of its CPU time, in whichever form it is sent.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 17
 """Of an answer with its head. An honest one has about 5 KB; 64 evaluations, 64 commits and samples of answers are below 100 KB."""
-READS_PER_SECOND, FIGURES_PER_SECOND = 200, 15
-"""Of all runs together: with more than 1,000 of them each is read more rarely, and with more than 225 its figures are told more rarely."""
+READS_PER_SECOND, FIGURES_PER_SECOND = 200, 5
+"""Of all runs together: with more than 1,000 of them each is read more rarely, and with more than 75 its figures are told more rarely."""
 PATIENCE = 8.0
 """An orchestrator is asked again after this many times the time that its answer took, if that is later: its share of a place stays small."""
 PLACES, PLACES_A_NAMESPACE = 64, 16
@@ -83,6 +83,8 @@ class _Known:
     news: bytes = b""
     settled: bool = False
     """The first read has ended."""
+    edited: bool = True
+    """The run waits for its first answer with an edit that was not applied."""
     answered_at: float = float("-inf")
     read_at: float = float("-inf")
     told_at: float = float("-inf")
@@ -102,11 +104,14 @@ class RunProgressReader:
         enqueue: Callable[[Key], None],
         timing: ReadTiming = ReadTiming(),
         *,
-        figures: Callable[[Key], None] | None = None,
+        routine: Callable[[Key], None] | None = None,
     ) -> None:
-        """Keys with news go to `enqueue`, those whose figures alone changed to `figures`, if it is given."""
+        """Keys with news go to `enqueue`. Those whose figures alone changed go to `routine`, if it is given.
+
+        So do first answers of runs without an edit: an operator that starts hears a thousand of them.
+        """
         self._enqueue, self._timing = enqueue, timing
-        self._enqueue_figures = figures or enqueue
+        self._enqueue_routine = routine or enqueue
         self._backoff = Backoff(timing.first_retry, timing.longest_retry)
         self._lock = threading.Lock()
         self._known: dict[Key, _Known] = {}
@@ -117,10 +122,10 @@ class RunProgressReader:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def progress(self, url: str, key: Key, uid: str = "") -> RunProgress | NotHeard | None:
+    def progress(self, url: str, key: Key, uid: str = "", *, edited: bool = True) -> RunProgress | NotHeard | None:
         """What the orchestrator at `url` said last, without waiting; None when it has not answered for 20 s. `key` is queued when there is news.
 
-        `uid`: of the run. What was said of an earlier one of this name holds for no other.
+        `uid`: of the run. What was said of an earlier one of this name holds for no other. `edited`: its spec is not applied yet.
         """
         now = time.monotonic()
         with self._lock:
@@ -136,7 +141,7 @@ class RunProgressReader:
             elif known.failures and now - known.read_at > self._timing.pace:
                 # Something of the run has changed, perhaps its orchestrator was started again.
                 self._loop.call_soon_threadsafe(known.soon.set)
-            known.asked_at = now
+            known.asked_at, known.edited = now, edited
         if not known.settled:
             return NOT_HEARD
         body = known.body
@@ -266,7 +271,8 @@ class RunProgressReader:
         figures = max(self._timing.figures, len(self._known) / FIGURES_PER_SECOND)
         if told or (known.untold and now - known.told_at >= figures):
             known.told_at, known.untold = now, False
-            (self._enqueue if told else self._enqueue_figures)(key)
+            urgent = told and (known.edited or not first)
+            (self._enqueue if urgent else self._enqueue_routine)(key)
 
     def _pause(self, known: _Known, seconds: float) -> float:
         """Seconds until the next read, after one that took some."""

@@ -1,5 +1,6 @@
 """The cache: the newest version wins whichever way it came, nothing that was deleted comes back, and a change concerns exactly whom it should."""
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ RUN = Key("TrainingRun", "a", "sums")
 POOL = Key("InferencePool", "a", "sums-pool")
 
 
-NOW, SETTLING = "now", "when it has settled"
+NOW, ROUTINE, SETTLING = "now", "after what is urgent", "when it has settled"
 
 
 class Told:
@@ -27,7 +28,7 @@ class Told:
         self.keys.append((key, seconds))
 
     def add_routine(self, key: Key) -> None:
-        self.add(key)
+        self.keys.append((key, ROUTINE))
 
     def add_settling(self, key: Key) -> None:
         self.keys.append((key, SETTLING))
@@ -127,9 +128,11 @@ def test_what_a_write_returned_is_read_at_once_and_its_echo_is_no_news(cache: Ca
     assert told.taken() == {}
 
 
-def test_a_write_to_anothers_object_concerns_that_one_at_once(cache: Cache, told: Told) -> None:
+def test_a_change_of_anothers_spec_concerns_that_one_at_once(cache: Cache, told: Told) -> None:
     cache.wrote(a_pool(9), by=RUN)
-    assert told.taken() == {POOL: NOW, RUN: OWN_WRITE_DELAY_SECONDS}
+    assert told.taken() == {POOL: ROUTINE, RUN: OWN_WRITE_DELAY_SECONDS}, "our status"
+    cache.wrote(a_pool(10, metadata={"generation": 2}), by=RUN)
+    assert told.taken() == {POOL: NOW, RUN: OWN_WRITE_DELAY_SECONDS}, "our change of its spec"
 
 
 def test_an_older_event_changes_nothing_but_is_looked_at(cache: Cache, told: Told) -> None:
@@ -158,7 +161,7 @@ def test_a_status_of_our_own_is_no_reason_to_look_again_unless_somebody_else_wro
     cache.wrote(a_pool(4, status={"readyReplicas": 1}), by=POOL)
     assert POOL not in told.taken()
     cache.wrote(a_pool(6, status={"readyReplicas": 2}, metadata={"annotations": {"theirs": "1"}}), by=POOL)
-    assert told.taken() == {RUN: NOW, POOL: OWN_WRITE_DELAY_SECONDS}
+    assert told.taken() == {RUN: ROUTINE, POOL: OWN_WRITE_DELAY_SECONDS}
     cache.observe("MODIFIED", a_pool(6, status={"readyReplicas": 2}))
     assert told.taken() == {}, "the echo"
 
@@ -258,3 +261,21 @@ def test_a_pod_that_failed_and_was_replaced_is_remembered_until_its_run_is_gone(
     assert cache.failed_pods("b", "sums") == []
     cache.observe("DELETED", thing("TrainingRun", "sums", 300))
     assert cache.failed_pods("a", "sums") == []
+
+
+def test_objects_take_little_more_memory_than_their_text(told: Told) -> None:
+    cache = Cache(told)
+    found = [
+        thing("ConfigMap", f"c{number}", 2 + number, data={f"key{at}": "v" * 20 for at in range(80)})
+        for number in range(100)
+    ]
+    tracemalloc.start()
+    try:
+        for each in found:
+            cache.observe("ADDED", each)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    text = sum(len(entry.data) for _, entry in cache.entries("ConfigMap", "a", {}))
+    assert text > 200_000
+    assert taken < 2 * text
