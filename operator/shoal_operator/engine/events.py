@@ -30,13 +30,21 @@ REPORTED = (
     "Complete",
     "Failed",
     "UpToDate",
+    "Fits",
+    "VolumesReady",
+    "Learning",
+    "StalledOnSignal",
+    "Queued",
 )
 """Conditions of the whole object. Those of single components change too often, and are in the status anyway."""
 
 BAD_WHEN: Mapping[str, str] = {
     "Ready": "False", "Stable": "False", "Exchanging": "False", "Failed": "True", "Paused": "True",
-    "Stalled": "True", "UpToDate": "False",
+    "Stalled": "True", "UpToDate": "False", "Fits": "False", "VolumesReady": "False", "Learning": "False",
+    "StalledOnSignal": "True",
 }  # fmt: skip
+EXPECTED = ("Stable", "Fits", "VolumesReady", "Learning")
+"""Conditions that are no news while they are good for the first time."""
 STARTING = ("ComponentsNotReady", "PodsNotReady", "NotObserved", "Absent")
 """Reasons of what only needs time: they are no news while an object is not ready, and no warning of a new one."""
 SERIES_SECONDS = 1800.0
@@ -68,7 +76,9 @@ def transitions(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Not
         caused = kind == "Ready" and bad and found["reason"] not in (causes.get(kind), *STARTING)
         if kind not in REPORTED or status == "Unknown" or (old.get(kind) == status and not caused):
             continue
-        if kind not in old and not bad and (status == "False" or kind == "Stable"):
+        if old.get(kind, "Unknown") == "Unknown" and not bad and kind in EXPECTED:
+            continue
+        if kind not in old and not bad and status == "False":
             continue
         bad = bad and (kind in old or found["reason"] not in STARTING)
         text = f"{kind} is {status}: {found['reason']}" + (f": {found['message']}" if found.get("message") else "")

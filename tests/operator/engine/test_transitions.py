@@ -37,6 +37,18 @@ def test_what_is_wrong_with_a_new_object_is_told() -> None:
     assert [notice.type for notice in transitions({}, after)] == ["Normal"], "it only needs time"
 
 
+def test_what_is_expected_of_a_run_is_told_only_when_it_is_not_so() -> None:
+    good = status(
+        Fits="True", VolumesReady="True", Learning="True", Stable="True", StalledOnSignal="False", Queued="False"
+    )
+    waiting = status(Fits="Unknown", VolumesReady="Unknown", Learning="Unknown")
+    assert transitions({}, good) == transitions({}, waiting) == transitions(waiting, good) == []
+    first = transitions({}, status(Fits="False", VolumesReady="False", Learning="False"))
+    assert [notice.type for notice in first] == ["Warning"] * 3
+    again = transitions(status(Fits="False"), status(Fits="True"))
+    assert [(notice.type, notice.reason) for notice in again] == [("Normal", "Fits")]
+
+
 def test_another_cause_of_not_being_ready_is_told_once() -> None:
     before, after = status(Ready="False"), status(Ready="False")
     after["conditions"][0]["reason"] = "PodsRefused"
@@ -59,6 +71,11 @@ def test_what_changed_is_told_once() -> None:
         ("Failed", "False", "True", "Warning", "Failed"),
         ("Stable", "True", "False", "Warning", "NotStable"),
         ("Paused", "False", "True", "Warning", "Paused"),
+        ("Fits", "True", "False", "Warning", "NotFits"),
+        ("VolumesReady", "Unknown", "False", "Warning", "NotVolumesReady"),
+        ("Learning", "True", "False", "Warning", "NotLearning"),
+        ("StalledOnSignal", "False", "True", "Warning", "StalledOnSignal"),
+        ("Queued", "False", "True", "Normal", "Queued"),
         ("Suspended", "False", "True", "Normal", "Suspended"),
         ("Complete", "False", "True", "Normal", "Complete"),
     ],
