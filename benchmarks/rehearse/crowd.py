@@ -85,6 +85,8 @@ class World:
     """Step -> when its batch was seen."""
     passed_on: dict[int, list[float]] = field(default_factory=dict)
     """Announced version -> when the origin has sent each piece of it to all relays."""
+    joining: int = 0
+    """Nodes that have not joined yet."""
     over: bool = False
 
     def __post_init__(self) -> None:
@@ -93,6 +95,7 @@ class World:
         self.relays = [Line(self.clock, around.relay_mbit * MBIT) for _ in range(run.relays)]
         self.origin = Line(self.clock, around.relay_mbit * MBIT)
         self.has_version = asyncio.Condition()
+        self.all_joined = asyncio.Event()
 
     async def announce(self, version: int) -> None:
         """Let nodes fetch a version, which the origin sends to all relays from now on."""
@@ -113,6 +116,7 @@ class ClockNode(Node):
 
     def __init__(self, world: World, pool: PoolFacts, number: int, *, stranger: bool) -> None:
         super().__init__(world.crowd, PrivateKey.generate())
+        world.joining += 1
         self._world, self._pool, self._number = world, pool, number
         run, around = world.shape.run, world.shape.around
         self._lease_time = step_parts.lease(run, around, pool, stranger=stranger)
@@ -144,7 +148,14 @@ class ClockNode(Node):
 
     async def take_part(self) -> None:
         """Join, and work until all is over."""
-        if await self._join():
+        world = self._world
+        try:
+            joined = await self._join()
+        finally:
+            world.joining -= 1
+            if not world.joining:
+                world.all_joined.set()
+        if joined:
             self.crowd.joined += 1
             await asyncio.gather(self._beat(), self._fetch(), self._ask(), self._generate())
 
@@ -171,8 +182,13 @@ class ClockNode(Node):
             self._holds = version
 
     async def _ask(self) -> None:
-        """Take leases while rows of those that are there leave places free."""
+        """Take leases while rows of those that are there leave places free.
+
+        Nodes download the first version for hours after they joined. So none asks before all have joined: the first question reveals a step's beacon,
+        and who is admitted later may not serve that step.
+        """
         rows = self._world.shape.run.file_rows
+        await self._world.all_joined.wait()
         while True:
             places = self.engine.sequences - len(self.engine.rows) - len(self._waiting)
             if places > 0 and len(self._leases) < MOST_LEASES:
