@@ -195,7 +195,8 @@ class Cache:
     def observe(self, event: str, found: Object) -> None:
         """One event of a watch: ADDED, MODIFIED or DELETED, or anything else for an object that was listed.
 
-        A known version, such as that of our own write, changes nothing and queues no key.
+        A known version, such as that of our own write, changes nothing and queues no key. What an operator that starts lists goes behind what was
+        edited while none ran.
         """
         metadata = found["metadata"]
         key = Key(found["kind"], metadata["namespace"], metadata["name"])
@@ -219,11 +220,14 @@ class Cache:
                 if before is None or entry.version > before.version:
                     self._put(key, entry)
             concerned = self._concerned(key, entry)
+        known_before = event == "LISTED" and _is_applied(found)
         for each in concerned:
-            if each == key:
-                self._queue.add(each)
-            else:
+            if each != key:
                 self._queue.add_settling(each)
+            elif known_before:
+                self._queue.add_routine(each)
+            else:
+                self._queue.add(each)
 
     def retain(self, kind: str, namespace: str | None, listed: set[Key], version: int) -> None:
         """A whole list of a kind (in one namespace, or in all) was `listed`, as of `version`: older objects that are not on it are gone."""
@@ -330,6 +334,11 @@ class Cache:
         if key.kind == "ConfigMap" and entry.run:
             concerned |= set(self._by_run.get((key.namespace, entry.run), {}))
         return concerned
+
+
+def _is_applied(found: Object) -> bool:
+    """Whether the newest spec of an object of ours was reconciled before."""
+    return bool(found.get("status", {}).get("observedGeneration") == found["metadata"].get("generation", 0))
 
 
 def _metadata(entry: CachedObject) -> Object:

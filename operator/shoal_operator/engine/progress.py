@@ -108,7 +108,7 @@ class RunProgressReader:
     ) -> None:
         """Keys with news go to `enqueue`. Those whose figures alone changed go to `routine`, if it is given.
 
-        So do first answers of runs without an edit: an operator that starts hears a thousand of them.
+        So do first answers of runs without an edit: an operator that starts receives a thousand of them.
         """
         self._enqueue, self._timing = enqueue, timing
         self._enqueue_routine = routine or enqueue

@@ -76,6 +76,17 @@ def test_an_object_of_ours_concerns_itself_and_the_run_that_it_serves(cache: Cac
     assert told.taken() == {POOL: NOW, RUN: SETTLING}
 
 
+def test_what_is_listed_goes_behind_what_was_edited_while_no_operator_ran(told: Told) -> None:
+    applied = a_pool(3, metadata={"generation": 2}, status={"observedGeneration": 2})
+    Cache(told).observe("LISTED", applied)
+    assert told.taken() == {POOL: ROUTINE}
+    Cache(told).observe("MODIFIED", applied)
+    assert told.taken() == {POOL: NOW}
+    for status in ({"observedGeneration": 1}, {}):
+        Cache(told).observe("LISTED", a_pool(3, metadata={"generation": 2}, status=status))
+        assert told.taken() == {POOL: NOW}
+
+
 def test_a_pool_of_a_run_in_another_cluster_concerns_itself_alone(told: Told) -> None:
     Cache(told).observe("ADDED", a_pool(3))
     assert told.taken() == {POOL: NOW}
