@@ -143,9 +143,10 @@ def _edit_latencies(kube: Kube, seen: Seen, spaces: dict[str, str], names: list[
 def _cold_start(
     bench: Bench, seen: Seen, spaces: dict[str, str], names: list[str], say: Callable[[str], None]
 ) -> tuple[OperatorProcess, float]:
-    """Seconds until an operator that starts has looked at every object, and applied what was edited of a tenth of the runs while it was away.
+    """Seconds until an operator that starts has looked at every object and applied all edits.
 
-    Figures of a thousand runs are written afterwards, behind edits: the queue is never empty for long.
+    A tenth of the healthy runs was edited while it was away. Figures of a thousand runs are written afterwards, behind edits: the queue is never
+    empty for long.
     """
     bench.kube.delete("Lease", "shoal-operator", "shoal-system")
     sent = {_edit(bench.kube, spaces, name, VALUES + 3) for name in names[::10]}

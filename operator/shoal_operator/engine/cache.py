@@ -220,7 +220,7 @@ class Cache:
                 if before is None or entry.version > before.version:
                     self._put(key, entry)
             concerned = self._concerned(key, entry)
-        known_before = event == "LISTED" and _is_applied(found)
+        known_before = event == "LISTED" and is_applied(found)
         for each in concerned:
             if each != key:
                 self._queue.add_settling(each)
@@ -336,7 +336,7 @@ class Cache:
         return concerned
 
 
-def _is_applied(found: Object) -> bool:
+def is_applied(found: Object) -> bool:
     """Whether the newest spec of an object of ours was reconciled before."""
     return bool(found.get("status", {}).get("observedGeneration") == found["metadata"].get("generation", 0))
 

@@ -16,7 +16,7 @@ from shoal_operator.children.names import cluster_addresses
 from shoal_operator.children.site import Site, at_site, with_digests
 from shoal_operator.engine.api_server import APPLY_PATCH, MERGE_PATCH, ApiError, ApiServer
 from shoal_operator.engine.apply import not_quantities
-from shoal_operator.engine.cache import Cache
+from shoal_operator.engine.cache import Cache, is_applied
 from shoal_operator.engine.cluster import ClusterError, NotHeard, Object, Result
 from shoal_operator.engine.events import EventRecorder
 from shoal_operator.engine.kinds import CACHED, CLUSTER_SCOPED, EVENT, SCALED_KINDS, Key, Resource
@@ -250,9 +250,8 @@ class KubernetesCluster:
         run = self._cache.get(self._key)
         if run is None:
             return self._parts.progress.progress(orchestrator_url, self._key)
-        metadata, applied = run["metadata"], run.get("status", {}).get("observedGeneration")
-        edited = applied != metadata.get("generation")
-        return self._parts.progress.progress(orchestrator_url, self._key, metadata["uid"], edited=edited)
+        uid = run["metadata"]["uid"]
+        return self._parts.progress.progress(orchestrator_url, self._key, uid, edited=not is_applied(run))
 
     def now(self) -> datetime:
         self._not_kept()
