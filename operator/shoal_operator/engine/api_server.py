@@ -38,6 +38,10 @@ LASTING = frozenset({400, 403, 413, 422})
 """Refusals that stand until someone changes the object, a quota, an admission rule or a permission."""
 TERMINATING = "because it is being terminated"
 """In the refusal of new objects in a terminating namespace."""
+UNMAPPED = "cannot find RESTMapping"
+"""In the refusal of an object whose owner is of a kind that the API server's admission does not know yet: its CRD was just made or made again."""
+CATCHES_UP_SECONDS = 5.0
+"""After such a refusal, the longest wait. Admission looks for kinds each 30 seconds; a backoff that grew until then would wait as long again."""
 UNREADABLE = ("failed to create typed patch object", "unable to convert unstructured object")
 """In the refusal of an applied object with a field that its kind does not have, or with a value that it cannot read: of a podTemplate's, say.
 Its status is 500."""
@@ -274,6 +278,8 @@ def _refusal(what: str, status: int, data: bytes, retry_after: str | None) -> Ap
     except (ValueError, AttributeError):
         message = data[:200].decode("utf-8", "replace")
     text = f"{what}: {status} {reason}: {message[:1000]}"
-    if status == 403 and " cannot " in message:
+    if UNMAPPED in message:
+        text += " (its CRD is new to the API server, which looks for such each 30 s)"
+    elif status == 403 and " cannot " in message:
         text += " (the operator's account lacks this permission; apply the output of python -m shoal_operator.install)"
     return ApiError(text, status, reason, retry_after_seconds(retry_after))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from kubernetes.client import Configuration
 
 from shoal_operator.children.site import Site
-from shoal_operator.engine.api_server import TERMINATING, ApiServer, NotLeader
+from shoal_operator.engine.api_server import CATCHES_UP_SECONDS, TERMINATING, UNMAPPED, ApiServer, NotLeader
 from shoal_operator.engine.cache import Cache
 from shoal_operator.engine.cluster import Cluster, ClusterError, Object
 from shoal_operator.engine.election import ElectionTiming
@@ -28,7 +28,7 @@ from shoal_operator.engine.kubernetes_cluster import KubernetesCluster, Parts
 from shoal_operator.engine.lease import LeaseHolder
 from shoal_operator.engine.metrics import Gauges, Metrics
 from shoal_operator.engine.progress import RunProgressReader
-from shoal_operator.engine.queue import WorkQueue
+from shoal_operator.engine.queue import MAX_RETRY_SECONDS, WorkQueue
 from shoal_operator.engine.relist import Relister, WatchedKind
 from shoal_operator.engine.relist import RelistTiming as RelistTiming
 from shoal_operator.engine.storage_classes import StorageClasses
@@ -254,7 +254,7 @@ class Manager:
             if TERMINATING in str(error):
                 self.queue.succeeded(key)  # its namespace goes, and it with it
             else:
-                wait = self.queue.failed(key)
+                wait = self.queue.failed(key, CATCHES_UP_SECONDS if UNMAPPED in str(error) else MAX_RETRY_SECONDS)
                 self._say(key, str(error), f"tried again in {wait:.1f} s")
         except Exception as error:
             # Whatever it is, the other keys must continue.

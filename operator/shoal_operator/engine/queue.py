@@ -129,11 +129,11 @@ class WorkQueue:
         with self._changed:
             self._failures.pop(key, None)
 
-    def failed(self, key: Key) -> float:
-        """Have the key worked on again, later with each failure in a row; returns the seconds until then."""
+    def failed(self, key: Key, at_most: float = MAX_RETRY_SECONDS) -> float:
+        """Have the key worked on again, later with each failure in a row, but after `at_most` seconds; returns the seconds until then."""
         with self._changed:
             failures = self._failures[key] = self._failures.get(key, 0) + 1
-        wait = self._backoff.after(failures)
+        wait = min(at_most, self._backoff.after(failures))
         if self._observer is not None:
             self._observer.retried(key)
         self.add_after(key, wait)

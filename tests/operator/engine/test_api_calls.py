@@ -42,6 +42,16 @@ def test_a_lacking_permission_says_what_to_do(api: ApiServer, hostile: ScriptedA
         api.call("get", MAP, "a", "c")
 
 
+def test_an_owner_of_a_new_kind_is_not_said_to_lack_a_permission(api: ApiServer, hostile: ScriptedApi) -> None:
+    said = (
+        "cannot set blockOwnerDeletion in this case because cannot find RESTMapping for APIVersion shoal.dev/v1alpha1"
+    )
+    hostile.script(PATH, refusal(403, "Forbidden", said))
+    with pytest.raises(ApiError, match="its CRD is new to the API server") as caught:
+        api.call("get", MAP, "a", "c")
+    assert "permission" not in str(caught.value)
+
+
 def test_retry_after_is_honoured(api: ApiServer, hostile: ScriptedApi) -> None:
     hostile.script(PATH, refusal(429, "TooManyRequests", Retry_After="1"), FOUND)
     api.call("get", MAP, "a", "c")

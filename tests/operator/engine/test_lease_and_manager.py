@@ -15,7 +15,7 @@ from hostile_api import Answer, Asked, ScriptedApi, discovery, listed, listed_wh
 
 from servers import Loopback, wait_until
 from shoal_operator import handlers
-from shoal_operator.engine.api_server import ApiServer
+from shoal_operator.engine.api_server import CATCHES_UP_SECONDS, UNMAPPED, ApiServer
 from shoal_operator.engine.cluster import Cluster, ClusterError
 from shoal_operator.engine.election import ElectionTiming
 from shoal_operator.engine.informer import DEAF_SECONDS
@@ -326,6 +326,22 @@ def test_the_same_failure_is_logged_once(engine: Engine, caplog: pytest.LogCaptu
     said = [record for record in caplog.records if "a defect" in record.getMessage()]
     assert len(said) == 1
     assert said[0].exc_info
+
+
+def test_an_owner_whose_kind_is_new_to_the_api_server_is_tried_again_soon(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.script(CACHED["InferencePool"].path("a"), None, engine.pool("p"))
+    for _ in range(12):  # it failed for long: while the CRD was away
+        engine.manager.queue.failed(Key("InferencePool", "a", "p"))
+
+    def react(name: str) -> float | None:
+        raise ClusterError(f"cannot set blockOwnerDeletion in this case because {UNMAPPED} for Kind Validator")
+
+    engine.react = react
+    with caplog.at_level("WARNING"):
+        engine.start()
+        wait_until("the failure", lambda: f"tried again in {CATCHES_UP_SECONDS:.1f} s" in caplog.text)
 
 
 def test_a_reconcile_that_asks_for_another_call_gets_it(engine: Engine) -> None:

@@ -231,6 +231,12 @@ def test_each_failure_in_a_row_doubles_the_wait_up_to_a_minute_and_success_forge
     assert queue.failed(A) == FIRST_RETRY_SECONDS
 
 
+def test_a_failure_that_passes_by_a_known_time_is_not_waited_for_longer() -> None:
+    queue, _ = queue_and_clock()
+    waits = [queue.failed(A, 5.0) for _ in range(8)]
+    assert waits == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0]
+
+
 def test_failures_of_one_key_do_not_delay_another() -> None:
     queue, _ = queue_and_clock()
     for _ in range(8):
