@@ -9,7 +9,7 @@ import asyncio
 import math
 import random
 from collections import defaultdict, deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from types import SimpleNamespace
 
@@ -30,10 +30,7 @@ from shoal.planner.facts import MBIT, WIDTH, PoolFacts, RunFacts, Surroundings
 from shoal.planner.lengths import CompletionLengths
 from shoal.planner.memory import state_every, trained_parameters
 from shoal.planner.rates import (
-    APPLY_BYTES_A_SECOND,
-    CUT_BYTES_A_SECOND,
     DECODE_SHARE,
-    EXPORT_BYTES_A_SECOND,
     SWAP_SECONDS,
     TRAINING_SHARE,
 )
@@ -68,8 +65,7 @@ class Shape:
 
     def check_seconds(self, rows: int) -> float:
         """Of a validator, for a file of which this many rows are looked at."""
-        facts = replace(self.run, proof_share=rows / self.run.file_rows, proof_floor=1)
-        return step_parts.file_check_seconds(facts, self.around)
+        return step_parts.file_check_seconds(self.run, self.around, rows)
 
 
 @dataclass
@@ -176,7 +172,7 @@ class ClockNode(Node):
             if run.relay_connection_bytes is not None:
                 await world.clock.until(begin + nbytes / (step_parts.CONNECTIONS * run.relay_connection_bytes))
             await world.clock.until(begin + around.version / run.shard_bytes / (run.relays * run.relay_requests))
-            await world.clock.until(begin + around.version / APPLY_BYTES_A_SECOND)
+            await world.clock.until(begin + step_parts.apply_seconds(around))
             await world.clock.sleep(SWAP_SECONDS)
             world.busy["broadcast"].add(begin, world.clock.now())
             self._holds = version
@@ -190,9 +186,10 @@ class ClockNode(Node):
         rows = self._world.shape.run.file_rows
         await self._world.all_joined.wait()
         while True:
+            pause = WANTING_SECONDS
             places = self.engine.sequences - len(self.engine.rows) - len(self._waiting)
             if places > 0 and len(self._leases) < MOST_LEASES:
-                step = await self.step(f"?together={MOST_LEASES}")
+                step = await self.step(f"?together={MOST_LEASES}&pace=1")
                 if step is not None and step.min_version <= self._holds and (step.leases or 1) > len(self._leases):
                     lease = await self.lease(step.step, list(self._leases))
                     if lease is not None and lease.lease not in self._leases:
@@ -200,7 +197,8 @@ class ClockNode(Node):
                         self._waiting.extend([lease.lease] * rows)
                         self._more.set()
                         continue
-            await asyncio.sleep(WANTING_SECONDS)
+                pause = max(pause, ((step and step.again_seconds) or 0) / self._world.clock.factor)
+            await asyncio.sleep(pause)
 
     async def _generate(self) -> None:
         """Decode what there is, one end of a row to the next."""
@@ -324,7 +322,7 @@ class ClockTrainer:
             begin = world.clock.now()
             nbytes = world.shape.fetched_bytes + world.shape.in_full_bytes(version)
             stored = world.services.spawn(world.store.carry(nbytes, PIECES))
-            written = begin + max(around.version / EXPORT_BYTES_A_SECOND, around.version / CUT_BYTES_A_SECOND)
+            written = begin + step_parts.write_seconds(world.shape.run, around)
             await world.clock.until(written - world.services.publish_seconds * world.clock.factor)
             await world.services.publish(version)
             await world.clock.until(written)

@@ -89,6 +89,7 @@ def run_facts(run: TrainingRun) -> RunFacts | None:
         validator_weights=judges.validation.weights_memory_bytes,
         proof_share=judges.validation.proof_rows_share,
         proof_floor=judges.validation.proof_rows_floor,
+        probation_files=judges.validation.probation_files,
         pools=tuple(_pool(pool) for pool in spec.inference_pools),
         on_host=OnHost(**settings.offloaded.model_dump()),
         sharing=settings.sharing,

@@ -1,5 +1,6 @@
 """What the desk asks for, turn by turn, of an orchestrator whose answers change meanwhile."""
 
+import threading
 import time
 from collections.abc import Collection
 
@@ -7,9 +8,10 @@ import pytest
 import tiny_policy
 from test_generation import policy
 
+from servers import wait_until
 from shoal.contracts.protocol import Lease, StepInfo
 from shoal.inference.generation import Wish
-from shoal.inference.lease_desk import LeaseDesk
+from shoal.inference.lease_desk import WANTING_SECONDS, LeaseDesk
 
 
 class Asked:
@@ -65,3 +67,25 @@ def test_an_orchestrator_that_tells_no_number_is_not_told_what_is_held() -> None
     world.desk.want(Wish(policy(3), True, False))
     world.desk.turn()
     assert world.held == [None]
+
+
+def test_a_desk_waits_as_long_as_it_is_told_unless_a_lease_is_wanted_anew() -> None:
+    world = Asked()
+    world.info = world.info.model_copy(update={"again_seconds": 600})
+    asked: list[float] = []
+
+    def step(wish: Wish | None) -> StepInfo:
+        asked.append(time.monotonic())
+        return world.info
+
+    world.desk._step = step
+    thread = threading.Thread(target=world.desk.serve, daemon=True)
+    thread.start()
+    wait_until("the first question", lambda: asked)
+    time.sleep(2.5 * WANTING_SECONDS)
+    assert len(asked) == 1
+    world.desk.want(Wish(policy(3), True, False))
+    wait_until("a question for the lease", lambda: len(asked) == 2)
+    world.desk.close()
+    thread.join(5.0)
+    assert not thread.is_alive()

@@ -6,6 +6,9 @@ from dataclasses import replace
 import pytest
 
 from shoal.broadcast.transfer import IN_FLIGHT
+from shoal.cli.plan import Planned, lines
+from shoal.contracts.protocol import ValidationJob
+from shoal.contracts.recipe import Validation
 from shoal.planner.disks import disks, served_bytes
 from shoal.planner.facts import PoolFacts, RunFacts, Surroundings
 from shoal.planner.findings import certain
@@ -16,15 +19,20 @@ from shoal.planner.plan import Plan, as_json, plan
 from shoal.planner.rates import CPU, GPUS, Gpu, gpu_named
 from shoal.planner.step_parts import (
     CONNECTIONS,
+    Probation,
+    file_check_seconds,
     forward_units,
     lease,
     leases,
+    probation,
     publish_seconds,
+    rows_looked_at,
     save_seconds,
     train_seconds,
     verify_seconds,
 )
 from shoal.validation.memory import GPU_SHARE
+from shoal.validation.sequential import first_rows
 
 GB, GIB = 10**9, 1 << 30
 ROUND = Gpu("round", 100 * GB, 1000e12, 1e12, "made for tests")
@@ -39,7 +47,8 @@ RUN = RunFacts(
     trainer_pods=1, trainer_ranks=10, trainer_gpus=10,
     trainer_gpu=ROUND, scratch=500 * GIB, store=None, anchor_every=8, shard_bytes=1 << 24, relays=2, relay_versions=5,
     relay_disk=500 * GIB, relay_requests=200, relay_connection_bytes=None, validators=1, validator_gpus=1,
-    validator_gpu=ROUND, validator_weights=None, proof_share=0.1, proof_floor=4, pools=(POOL,),
+    validator_gpu=ROUND, validator_weights=None, proof_share=0.1, proof_floor=4, probation_files=10,
+    pools=(POOL,),
 )  # fmt: skip
 AROUND = Surroundings(
     SHAPE, ROUND, mean_tokens=1000.0, prompt_tokens=100.0, signal_share=0.5, uplink_mbit=50.0, downlink_mbit=500.0,
@@ -67,9 +76,49 @@ def test_saving_sends_twelve_bytes_a_parameter_through_the_store_s_line() -> Non
 
 def test_a_version_is_written_cut_and_stored_side_by_side() -> None:
     full, stored = 20e9, 20e9 / 8 + 1e9
-    assert publish_seconds(RUN, AROUND) == pytest.approx(full / 0.2e9)
+    cut_and_encoded = 8 / (1 / 0.668e9 + 1 / 0.659e9)
+    assert publish_seconds(RUN, AROUND) == pytest.approx(full / cut_and_encoded)
+    assert publish_seconds(replace(RUN, trainer_ranks=4), AROUND) == pytest.approx(full / (4 * 0.31e9))
     slow = replace(AROUND, store_mbit=100)
     assert publish_seconds(RUN, slow) == pytest.approx(stored * 8 / 100e6)
+
+
+@pytest.mark.parametrize(("rows", "files"), [(64, 10), (100, 0), (3, 10), (1024, 1)])
+def test_rows_of_a_new_node_s_file_are_those_that_validators_look_at(rows: int, files: int) -> None:
+    validation = Validation(proof_rows_share=0.1, proof_rows_floor=4, probation_files=files)
+    run = replace(RUN, prompts_per_step=rows, group_size=1, groups_per_file=rows, probation_files=files)
+    for accepted in (0, 1, 9, 10, 11, 30, 99, 100, 5000):
+        job = ValidationJob.model_construct(
+            accepted_files=accepted, on_probation=accepted < files, second_opinion=False
+        )
+        assert rows_looked_at(run, accepted) == first_rows(rows, job, validation), accepted
+    assert rows_looked_at(run) == rows_looked_at(run, 10**6)
+
+
+def test_validators_are_slower_until_nodes_have_shown_that_they_are_honest() -> None:
+    whole, later = file_check_seconds(RUN, AROUND, 100), file_check_seconds(RUN, AROUND)
+    between = [file_check_seconds(RUN, AROUND, rows) for rows in (100, 91, 84)]  # after 10, 11 and 12 accepted files
+    pace = 10 * file_check_seconds(RUN, AROUND, 80)  # ten files a step
+    found = probation(RUN, AROUND, pace)
+    assert later < whole
+    assert found.files == 4 * 13, "four nodes with 13 files each; of the next one 77 rows are looked at"
+    assert found.seconds == pytest.approx(4 * (10 * whole + sum(between)))
+    assert found.steps == pytest.approx(5.2)
+    assert probation(RUN, AROUND, 10 * whole) == Probation(0.0, 0.0, 0.0)
+    short = probation(replace(RUN, steps=1), AROUND, pace)
+    assert (short.files, short.steps) == (10, 1.0), "no more files than the run has"
+    assert probation(replace(RUN, validators=0), AROUND, math.inf).files == 0
+
+
+def test_the_beginning_counts_in_the_run_s_time() -> None:
+    run = replace(RUN, group_size=100, validator_gpu=replace(ROUND, flops=1e12), pools=(replace(POOL, replicas=400),))
+    made = plan(run, AROUND)
+    assert made.probation.seconds > made.probation.steps * made.step_seconds > 0
+    later = (run.steps - made.probation.steps) * made.step_seconds
+    assert made.run_seconds == pytest.approx(later + made.probation.seconds)
+    said = "\n".join(lines(Planned(made, (), None)))
+    assert "validators look at more rows of new nodes" in said
+    assert "validators look at more rows" not in "\n".join(lines(Planned(plan(RUN, AROUND), (), None)))
 
 
 def test_training_costs_six_forward_passes_of_a_token() -> None:

@@ -74,7 +74,7 @@ def make_app(
 
     @app.get("/v1/step")
     def step(request: Request) -> Response:
-        path = _passed_on("/v1/step", request, "holds", "together", "parts")
+        path = _passed_on("/v1/step", request, "holds", "together", "parts", "pace")
         info = session.orchestrator().call("GET", path, reply=StepInfo, deadline_seconds=PASS_SECONDS)
         if info is not None:
             session.note_latest_version(info.latest_version)

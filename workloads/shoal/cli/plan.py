@@ -237,6 +237,7 @@ def lines(made: Planned) -> Iterator[str]:
     yield ""
     yield f"A step takes {_time(found.step_seconds)}; the run {_days(found.run_seconds)}."
     yield f"The first version reaches all in {_time(found.start_seconds)}."
+    yield from _beginning(found)
     if made.measured is not None and made.measured.step_seconds is not None:
         yield f"Measured: {_time(made.measured.step_seconds)} a step, median of {made.measured.steps}."
     yield f"Places in engines that rows have: {percent(found.slot_occupancy)}; engines idle: {percent(found.engine_idle_share)}."
@@ -282,6 +283,17 @@ def lines(made: Planned) -> Iterator[str]:
     yield hours + (f"; {count(found.cost.money)} at the given price" if found.cost.money is not None else "")
     for each in found.findings:
         yield f"{'CANNOT WORK' if each.certain else 'MAY NOT WORK'}: {each}"
+
+
+def _beginning(found: Plan) -> Iterator[str]:
+    """What new nodes' files take, where that is longer than steps take later."""
+    slower = found.probation
+    if slower.seconds:
+        later = _days(slower.steps * found.step_seconds)
+        yield (
+            f"The first {slower.steps:,.0f} steps take {_days(slower.seconds)} in place of {later}: validators look at more rows of new nodes"
+            f" ({count(slower.files)} files). Have more validators until then, or lower validator.validation.probationFiles."
+        )
 
 
 def _time(seconds: float) -> str:

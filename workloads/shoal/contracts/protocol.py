@@ -234,6 +234,13 @@ class StepInfo(Contract):
         exclude_if=unset,
         description="whole groups of a lease may be handed in, and are after this time. Told to a node that asks with `parts`",
     )
+    again_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=600,
+        exclude_if=unset,
+        description="ask again after this time, unless a lease is wanted meanwhile: many nodes ask. Told to a node that asks with `pace`",
+    )
 
 
 class LeaseRequest(Contract):

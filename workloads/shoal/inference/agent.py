@@ -60,12 +60,12 @@ class AgentClient:
         """The open step, or None. With versions that this pod holds it may be a slice of an evaluation of one of them.
 
         `together`: leases that the worker would have at a time; the answer says how many it may have. With `parts` it says after which time whole
-        groups are handed in.
+        groups are handed in. Where many nodes ask, it says when to ask again.
         """
         asked = [f"holds={','.join(map(str, holds))}"] if holds else []
         asked += [f"together={together}"] if together > 1 else []
         asked += ["parts=1"] if parts else []
-        path = "?".join(["/v1/step", *(["&".join(asked)] if asked else [])])
+        path = f"/v1/step?{'&'.join([*asked, 'pace=1'])}"
         try:
             shown = self._http.call("GET", path, reply=StepInfo, deadline_seconds=ASK_SECONDS)
         except Unavailable as error:

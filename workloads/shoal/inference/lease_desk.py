@@ -16,7 +16,8 @@ from shoal.inference.weights import VersionOnDisk
 from shoal.telemetry import STOP, get_logger
 
 POLL_SECONDS = 1.0
-"""Between questions while no lease is wanted: a lease that is lost costs a second of tokens more, and the orchestrator one request a node."""
+"""Between questions while no lease is wanted: a lease that is lost costs a second of tokens more, and the orchestrator one request a node. Where
+many nodes ask, the orchestrator tells a longer time. When a lease is wanted next, it is asked for at once."""
 WANTING_SECONDS = 0.5
 """The same while one is wanted."""
 LEASE_PAUSE_SECONDS = 1.0
@@ -98,7 +99,8 @@ class LeaseDesk:
             self._since = time.monotonic()
             pause = self.turn()
             self._since = None
-            self.asked.wait(pause)
+            told = self.info.again_seconds if self.info is not None else None
+            self.asked.wait(max(pause, told or 0.0))
             self.asked.clear()
 
     @property

@@ -88,6 +88,7 @@ class RunFacts:
     """Bytes of weights that a validator may hold; None: a share of its memory."""
     proof_share: float
     proof_floor: int
+    probation_files: int
     pools: tuple[PoolFacts, ...]
     on_host: OnHost = NOTHING_ON_HOST
     sharing: int = 1

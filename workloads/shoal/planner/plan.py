@@ -15,6 +15,7 @@ from shoal.planner.findings import Misfit, likely
 from shoal.planner.memory import JUDGED_SHARE, USABLE, MemoryPart, engine, total, trainer_rank, validator
 from shoal.planner.rates import SLOT_OCCUPANCY, Gpu
 from shoal.planner.step_parts import (
+    Probation,
     broadcast_seconds,
     delta_bytes,
     fetch_seconds,
@@ -26,6 +27,7 @@ from shoal.planner.step_parts import (
     lengths,
     mean_version_bytes,
     nodes,
+    probation,
     publish_seconds,
     rollout_seconds,
     save_seconds,
@@ -117,7 +119,9 @@ class Plan:
     loop_seconds: float
     start_seconds: float
     """From the announcement of the first version until all nodes have it."""
+    probation: Probation
     run_seconds: float
+    """Of all steps, with the beginning in which validators are slower."""
     tokens_a_step: float
     forward_units: float
     parts: tuple[StepPart, ...]
@@ -160,6 +164,8 @@ def plan(run: RunFacts, around: Surroundings) -> Plan:
     slowest = max(stages.values())
     step = max(slowest, loop / (run.async_level + 1))
     finite = math.isfinite(step)
+    slower = probation(run, around, step)
+    whole = step * (run.steps - slower.steps) + slower.seconds if finite else math.inf
     parts = tuple(
         StepPart(name, stage, each, 1 - each / step if finite else (0.0 if math.isinf(each) else 1.0))
         for (name, stage), each in seconds.items()
@@ -183,7 +189,8 @@ def plan(run: RunFacts, around: Surroundings) -> Plan:
         step_seconds=step,
         loop_seconds=loop,
         start_seconds=fetch_seconds(run, around, around.version),
-        run_seconds=step * run.steps,
+        probation=slower,
+        run_seconds=whole,
         tokens_a_step=float(run.rows * lengths(around, run).mean),
         forward_units=forward_units(run, around),
         parts=parts,
@@ -197,7 +204,7 @@ def plan(run: RunFacts, around: Surroundings) -> Plan:
             PartMemory(who, gpus, gpu.name, int(USABLE * gpu.nbytes), tuple(each))
             for who, (_, each, gpus, gpu) in memory.items()
         ),
-        cost=_cost(run, around, step * run.steps),
+        cost=_cost(run, around, whole),
         findings=tuple(likely(run, around, volumes, memory)),
     )
 
@@ -250,9 +257,7 @@ def _change(name: str, run: RunFacts, around: Surroundings, factor: float) -> st
         return f"{BROADCAST_CHANGES[slowest_link(run, around)]}{by}"
     if name == "save state":
         return f"a faster line to the object store{by}, or a larger trainer.settings.stateEvery"
-    return (
-        f"a trainer with more cores and a faster line to the store{by}: one process gathers, writes and cuts a version"
-    )
+    return f"more ranks and cores a trainer's pod, and a faster line to the store{by}: its ranks write a version, its cores cut it"
 
 
 def _counts(run: RunFacts, around: Surroundings, stages: dict[str, float]) -> tuple[Counts, ...]:

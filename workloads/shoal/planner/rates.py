@@ -54,12 +54,14 @@ CHECK_SECONDS_A_TOKEN = 2.8e-6
 """Parsing, cheap checks, rewards, of every token on one core (results/trust.json, cost)."""
 PROOF_SECONDS_A_TOKEN = 277e-6 / 32 + 0.3e-6
 """Proofs, tokens drawn again, ends, of a checked token on one core; measured at width 5120 (results/trust.json, cost)."""
-EXPORT_BYTES_A_SECOND = 0.2e9
-"""Of a version, gathered and written by one rank; measured with two ranks on two cores."""
-CUT_BYTES_A_SECOND = 0.538e9
-"""Of a version, cut and encoded by the publisher (results/broadcast.json, delta_encode_gbps)."""
-APPLY_BYTES_A_SECOND = 0.72e9
-"""Of a version, put together from a delta by a node (results/broadcast.json, delta_decode_gbps)."""
+CORES = 8
+"""Of a machine with a GPU, that a publisher or a node has for versions. Assumed: such machines have 8 to 24 a GPU."""
+EXPORT_BYTES_A_SECOND = 0.31e9
+"""Of a version, rounded and written by one of the ranks of the leader's machine (results/size.json, publish_conditions)."""
+CUT_BYTES_A_SECOND = 1 / (1 / 0.668e9 + 1 / 0.659e9)
+"""Of a version, cut and encoded by one core of the publisher (results/size.json, publish_conditions and delta_encode_gb_a_second_core)."""
+APPLY_BYTES_A_SECOND = 1.016e9
+"""Of a version, put together from a delta by one core of a node (results/size.json, delta_decode_gb_a_second_core)."""
 SLOT_OCCUPANCY = 0.9
 """Of an engine's places while it has leases, swaps and their emptying included (results/workers.json, run_64_slots)."""
 SWAP_SECONDS = 0.36

@@ -14,6 +14,7 @@ from shoal.planner.memory import recomputes, state_every, trained_parameters
 from shoal.planner.rates import (
     APPLY_BYTES_A_SECOND,
     CHECK_SECONDS_A_TOKEN,
+    CORES,
     CUT_BYTES_A_SECOND,
     DECODE_SHARE,
     ENGINE_SEQUENCES,
@@ -134,10 +135,20 @@ def rollout_seconds(run: RunFacts, around: Surroundings) -> tuple[float, float]:
     return whole * (1 - waiting), max(whole * waiting, through_store)
 
 
-def file_check_seconds(run: RunFacts, around: Surroundings) -> float:
-    """Judging one file: a node in good standing. All GPUs of a validator compute each pass (validation/group.py); one core does the rest."""
+def rows_looked_at(run: RunFacts, accepted_files: int | None = None) -> int:
+    """Of a file, by its node's accepted files (validation/sequential.py); None: of a node that has shown enough."""
+    if accepted_files is not None and accepted_files < run.probation_files:
+        return run.file_rows
+    earned = 0.0 if accepted_files is None else run.probation_files / max(1, accepted_files)
+    share = min(1.0, max(run.proof_share, earned))
+    return min(run.file_rows, max(run.proof_floor, math.ceil(share * run.file_rows)))
+
+
+def file_check_seconds(run: RunFacts, around: Surroundings, rows: int | None = None) -> float:
+    """Judging one file of which `rows` are looked at (default: those of a node that has shown enough). All GPUs of a validator compute each pass
+    (validation/group.py); one core does the rest."""
     tokens = lengths(around, run).mean + around.prompt_tokens
-    checked = min(run.file_rows, max(math.ceil(run.proof_share * run.file_rows), run.proof_floor)) * tokens
+    checked = (rows_looked_at(run) if rows is None else rows) * tokens
     device = around.device(run.validator_gpus, run.validator_gpu)
     flops = 2.0 * around.model.parameters + attention_flops(around, lengths(around, run).mean_position)
     proofs = PROOF_SECONDS_A_TOKEN * max(1.0, around.model.hidden_size / 5120)
@@ -150,6 +161,36 @@ def verify_seconds(run: RunFacts, around: Surroundings) -> float:
     if not run.validators:
         return math.inf
     return files_a_step(run, around) * file_check_seconds(run, around) / run.validators
+
+
+@dataclass(frozen=True)
+class Probation:
+    """The run's beginning, in which validators look at more rows than later, and cannot keep the later pace."""
+
+    files: float
+    """Until validators keep that pace."""
+    seconds: float
+    """They take that long for these files, if there are as many as this all the time."""
+    steps: float
+    """Of the run, that these files fill."""
+
+
+def probation(run: RunFacts, around: Surroundings, step: float) -> Probation:
+    """How long checks of new nodes' files are slower than steps of `step` seconds. All nodes begin together, and share the work equally.
+
+    The first `probation_files` of a node are looked at whole, later ones ever less. At 300 nodes and 300 steps this is at most some hundred terms.
+    """
+    workers, a_step = nodes(run, around), files_a_step(run, around)
+    found = Probation(0.0, 0.0, 0.0)
+    if not (run.validators and workers and math.isfinite(step)):
+        return found
+    for accepted in range(math.ceil(run.steps * a_step / workers)):
+        seconds = file_check_seconds(run, around, rows_looked_at(run, accepted)) / run.validators
+        if seconds * a_step <= step:
+            break
+        files = min(workers, run.steps * a_step - found.files)
+        found = Probation(found.files + files, found.seconds + files * seconds, (found.files + files) / a_step)
+    return found
 
 
 def forward_units(run: RunFacts, around: Surroundings) -> float:
@@ -194,10 +235,14 @@ def mean_version_bytes(run: RunFacts, around: Surroundings) -> float:
     return around.version / run.anchor_every + delta_bytes(run, around)
 
 
+def write_seconds(run: RunFacts, around: Surroundings) -> float:
+    """The leader's ranks write a version, and the publisher cuts it meanwhile."""
+    return around.version / min(run.trainer_ranks * EXPORT_BYTES_A_SECOND, CORES * CUT_BYTES_A_SECOND)
+
+
 def publish_seconds(run: RunFacts, around: Surroundings) -> float:
-    """Gathering and writing a version, cutting it, and putting it into the store: beside each other, so the slowest counts."""
-    stored = mean_version_bytes(run, around) / (around.store_mbit * MBIT)
-    return max(around.version / EXPORT_BYTES_A_SECOND, around.version / CUT_BYTES_A_SECOND, stored)
+    """Writing a version, cutting it, and putting it into the store: beside each other, so the slowest counts."""
+    return max(write_seconds(run, around), mean_version_bytes(run, around) / (around.store_mbit * MBIT))
 
 
 def nodes(run: RunFacts, around: Surroundings) -> int:
@@ -230,10 +275,15 @@ def fetch_seconds(run: RunFacts, around: Surroundings, nbytes: float) -> float:
     return max(links_seconds(run, around, nbytes).values())
 
 
+def apply_seconds(around: Surroundings) -> float:
+    """A node puts a version together from its delta."""
+    return around.version / (CORES * APPLY_BYTES_A_SECOND)
+
+
 def arrival_seconds(run: RunFacts, around: Surroundings) -> dict[str, float]:
     """What a broadcast waits for on average: the links of `links_seconds`, and `nodes` that put a version together."""
     links = links_seconds(run, around, delta_bytes(run, around))  # a version in full follows its delta
-    return links | {"nodes": around.version / APPLY_BYTES_A_SECOND}
+    return links | {"nodes": apply_seconds(around)}
 
 
 def slowest_link(run: RunFacts, around: Surroundings) -> str:

@@ -226,6 +226,8 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[.
 
         return Response(await call(answer), media_type="application/vnd.apache.parquet")
 
+    surveys = handout.Surveys(state)
+
     @app.get("/v1/step")
     async def step(request: Request) -> Response:
         node = await gate.node(request)
@@ -237,6 +239,8 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[.
                 held_versions(request),
                 leases_together(request),
                 "parts" in request.query_params,
+                "pace" in request.query_params,
+                surveys,
             )
         )
 
