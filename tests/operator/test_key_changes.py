@@ -185,12 +185,18 @@ def test_the_run_key_that_was_fixed_may_be_kept_elsewhere(cluster: MemoryCluster
     cluster.objects.remove("Secret", "sums-run-key-2")
     cluster.settle()
     assert "sums-run-key-2" not in cluster.names("Secret")
+    assert shown(cluster)["run"]["secretsAway"] == ["sums-run-key-2"]
     put(cluster, keys={"run": {"generation": 2}})
     with pytest.raises(ClusterError, match=r"Secret sums-run-key-2 .* put it back"):
         reconcile(cluster, "TrainingRun", "sums")
     cluster.objects.apply(kept)
     cluster.settle()
     assert roster_of(cluster).document.generation == 2
+    assert "secretsAway" not in shown(cluster)["run"]
+    cluster.objects.remove("Secret", "sums-run-key-2")
+    cluster.objects.remove("Secret", "sums-run-key-3")
+    cluster.settle()
+    assert shown(cluster)["run"]["secretsAway"] == ["sums-run-key-2", "sums-run-key-3"]
 
 
 def test_a_lost_key_is_never_replaced_in_silence(cluster: MemoryCluster) -> None:

@@ -51,6 +51,11 @@ class KeyStatus(SpecModel):
     since: Time | None = Field(
         None, description="When it took the place of the one before, RFC 3339; absent: the first."
     )
+    secrets_away: list[Annotated[str, StringConstraints(max_length=253)]] | None = Field(
+        None,
+        max_length=2,
+        description="Secrets of the run key and the next one that are not in this namespace. The run goes on; put them back before a key is changed.",
+    )
 
 
 FINGERPRINT_DIGITS = 16

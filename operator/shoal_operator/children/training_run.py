@@ -48,11 +48,15 @@ OF_ONE_PART = ("volumes", "containers", "resource_claims", "host_network", "topo
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """The public half of the run's keys. `islands`: those of the islands, by name; none for a run of one trainer."""
+    """The public half of the run's keys. `islands`: those of the islands, by name; none for a run of one trainer.
+
+    `run_keys_away`: Secrets of run keys that are not in the namespace, and that a change of keys needs.
+    """
 
     run_key: str
     roster: Signed[Roster]
     islands: Mapping[str, str] = field(default_factory=dict)
+    run_keys_away: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

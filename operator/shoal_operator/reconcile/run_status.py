@@ -1,6 +1,6 @@
 """The status of a TrainingRun from what was observed: figures from the orchestrator, the conditions of the whole, and one a component. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -101,6 +101,7 @@ class Findings:
     """`VolumesReady`; None where volumes are plain folders."""
     run_key: str
     roster: Signed[Roster]
+    run_keys_away: tuple[str, ...]
     attempt: TrainerAttempt
     start_time: str | None
     completion_time: str | None
@@ -220,7 +221,7 @@ def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
         "policyVersion": findings.latest_version,
         "runPublicKey": findings.run_key,
         "endpoint": findings.endpoint,
-        "keys": keys_status(findings.roster),
+        "keys": keys_status(findings.roster, findings.run_keys_away),
         "islandPublicKey": findings.island_key,
         "lighthouse": findings.lighthouse,
         "trainer": {
@@ -236,8 +237,8 @@ def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def keys_status(signed: Signed[Roster]) -> list[dict[str, Any]]:
-    """Number, fingerprint and age of every key."""
+def keys_status(signed: Signed[Roster], run_keys_away: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Number, fingerprint and age of every key; of the run key also which Secrets of it are not here."""
     roster = signed.document
     held: dict[KeyHolder, str] = {"run": signed.signer}
     held.update((role, key) for role, key in roster.keys.items())
@@ -247,6 +248,8 @@ def keys_status(signed: Signed[Roster]) -> list[dict[str, Any]]:
         status = {"name": holder, "generation": 1 + len(changes), "fingerprint": held[holder][:FINGERPRINT_DIGITS]}
         if changes:
             status["since"] = datetime.fromtimestamp(changes[-1].unix, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        if holder == "run" and run_keys_away:
+            status["secretsAway"] = list(run_keys_away)
         found.append(status)
     return found
 

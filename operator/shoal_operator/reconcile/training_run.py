@@ -275,6 +275,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         volumes=volumes,
         run_key=identity.run_key,
         roster=identity.roster,
+        run_keys_away=identity.run_keys_away,
         attempt=trainer.remember,
         start_time=start_time,
         completion_time=completion_time,
