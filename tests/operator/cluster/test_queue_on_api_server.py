@@ -107,6 +107,24 @@ def test_a_run_that_is_preempted_gives_way_and_goes_on_later(story: Story, kueue
     assert not [each for each in pods(story) if each["metadata"]["name"].startswith("urgent-")]
 
 
+@pytest.mark.soak
+def test_a_workload_that_was_orphaned_is_the_next_run_s(story: Story, kueue: KueueApi) -> None:
+    kueue.queue(story.namespace, 4)
+    story.running(**GPUS)
+    first = workload(story)["metadata"]["uid"]
+    story.kube.delete("TrainingRun", "sums", story.namespace, propagation="Orphan")
+    story.wait_gone("TrainingRun", "sums")
+    story.create(**GPUS)
+    uid = story.get("TrainingRun", "sums")["metadata"]["uid"]
+    story.wait_for(
+        "the Workload to be the new run's",
+        lambda: [each["uid"] for each in workload(story)["metadata"].get("ownerReferences", [])] == [uid],
+    )
+    story.wait_condition("TrainingRun", "sums", "Ready", "True")
+    assert workload(story)["metadata"]["uid"] == first
+    assert [each["metadata"]["name"] for each in story.kube.list("Workload", story.namespace)] == [WORKLOAD]
+
+
 class Reserved:
     """Looks whether pods are there that no Workload has quota for."""
 

@@ -2,10 +2,14 @@
 
 from typing import Any
 
+import hollow_node
 import pytest
 from cluster_story import Story
 from kube_client import Kube
 from operator_process import OperatorProcess
+
+from shoal_operator.engine.cluster import CHILD_KINDS
+from shoal_operator.engine.kinds import OWN
 
 pytestmark = pytest.mark.usefixtures("operator")
 
@@ -78,6 +82,24 @@ def test_a_status_that_was_written_over_completes_nothing(story: Story, kube: Ku
         story.orchestrators.hush(story.namespace, "sums")
 
 
+def test_a_part_whose_status_was_written_over_is_believed_by_nobody_for_long(story: Story, kube: Kube) -> None:
+    story.running()
+    ready = story.get("InferencePool", "sums-pool")["status"]
+    for pod in kube.list("Pod", story.namespace, "shoal.dev/run=sums"):
+        if pod["metadata"]["labels"]["shoal.dev/component"] == "pool":
+            story.play(pod["metadata"]["name"], hollow_node.pending)
+            kube.delete("Pod", pod["metadata"]["name"], story.namespace, now=True)
+    story.wait_condition("TrainingRun", "sums", "Ready", "False")
+    truth = story.condition("InferencePool", "sums-pool", "Ready")
+    kube.merge("InferencePool", "sums-pool", story.namespace, {"status": ready}, sub="status")
+    story.wait_for(
+        "the pool's own words again",
+        lambda: story.condition("InferencePool", "sums-pool", "Ready")["status"] == truth["status"] == "False",
+    )
+    story.wait_condition("TrainingRun", "sums", "InferencePoolReady", "False")
+    story.wait_condition("TrainingRun", "sums", "Ready", "False")
+
+
 def test_a_secret_that_loses_its_labels_gets_them_back(story: Story, kube: Kube) -> None:
     first = story.running()["status"]["runPublicKey"]
     uid = story.get("Secret", "sums-trainer-key")["metadata"]["uid"]
@@ -92,20 +114,26 @@ def test_a_secret_that_loses_its_labels_gets_them_back(story: Story, kube: Kube)
 
 
 def test_children_that_were_orphaned_are_taken_over_by_the_run_that_is_made_again(story: Story, kube: Kube) -> None:
-    first = story.running()
+    outside = {"relayServer": {"replicas": 2, "exposure": {"type": "Ingress", "domain": "shoal.test"}}}
+    first = story.running(**outside)
     pods = {pod["metadata"]["uid"] for pod in kube.list("Pod", story.namespace)}
+    kinds = {kind for kind, _ in story.managed()} | {kind for kind, _ in story.versions()}
+    assert kinds >= {*CHILD_KINDS, *OWN} - {"Pod"}, "each kind of child is there to be orphaned"
     kube.delete("TrainingRun", "sums", story.namespace, propagation="Orphan")
     story.wait_gone("TrainingRun", "sums")
-    story.create()
+    story.create(**outside)
     story.wait_condition("TrainingRun", "sums", "Ready", "True")
     again = story.get("TrainingRun", "sums")
     assert again["status"]["runPublicKey"] == first["status"]["runPublicKey"]
     assert {pod["metadata"]["uid"] for pod in kube.list("Pod", story.namespace)} == pods, "a pod was replaced"
 
+    def parts() -> list[Any]:
+        return [each for kind in OWN if kind != "TrainingRun" for each in kube.list(kind, story.namespace)]
+
     def adopted() -> bool:
         owners = {
             owner["uid"]
-            for found in story.managed().values()
+            for found in [*story.managed().values(), *parts()]
             for owner in found["metadata"].get("ownerReferences", [{"uid": "nobody"}])
             if owner.get("kind") in ("TrainingRun", None)
         }
