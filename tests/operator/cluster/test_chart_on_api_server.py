@@ -87,6 +87,34 @@ def test_the_chart_is_installed_into_a_restricted_namespace_and_says_what_to_do_
     wait_until("two pods of the operator and MinIO's are admitted under the restricted standard", admitted, 30.0)
 
 
+def test_a_second_release_serves_other_namespaces_beside_the_first(
+    control_plane: ControlPlane, release: Release, kube: Kube, namespace: str, tmp_path: Path
+) -> None:
+    release.apply("install")
+    other = f"{namespace}-other"
+    kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}})
+    second = Release(control_plane.kubeconfig, other, tmp_path)
+    chosen = (
+        "--set",
+        f"operator.namespaces={{{other}}}",
+        "--set",
+        "people.enabled=false",
+        "--set",
+        "crds.enabled=false",
+    )
+    try:
+        second.helm("install", "shoal", str(CHART), "--no-hooks", *chosen)
+        for own in (namespace, other):
+            roles = {each["metadata"]["name"] for each in kube.list("Role", own)}
+            assert "shoal-operator" in roles, "each serves its own namespace"
+    finally:
+        second.helm("uninstall", "shoal", "--ignore-not-found", "--no-hooks")
+        kube.delete("Namespace", other)
+    assert "REVISION: 1" in release.helm("status", "shoal")
+    assert crd_specs(kube), "the first one's CRDs and runs stand"
+    assert kube.get("Role", "shoal-operator", namespace)
+
+
 def test_an_upgrade_keeps_the_keys_that_were_made_and_changes_what_was_asked(
     release: Release, kube: Kube, namespace: str
 ) -> None:
