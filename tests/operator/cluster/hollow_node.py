@@ -69,16 +69,16 @@ def succeeded(pod: Object) -> Object:
     return _ended(pod, "Succeeded", 0, "")
 
 
-def failed(message: str = "it broke", exit_code: int = 1) -> Play:
+def failed(message: str = "it broke", exit_code: int = 1, reason: str = "Error") -> Play:
     """All containers ended with `exit_code`."""
-    return lambda pod: _ended(pod, "Failed", exit_code, message)
+    return lambda pod: _ended(pod, "Failed", exit_code, message, reason)
 
 
-def _ended(pod: Object, phase: str, exit_code: int, message: str) -> Object:
+def _ended(pod: Object, phase: str, exit_code: int, message: str, reason: str = "Completed") -> Object:
     state = {
         "terminated": {
             "exitCode": exit_code,
-            "reason": "Completed" if exit_code == 0 else "Error",
+            "reason": reason,
             "message": message,
             "startedAt": _SINCE,
             "finishedAt": "2026-01-01T00:01:00Z",

@@ -142,6 +142,23 @@ def test_children_that_were_orphaned_are_taken_over_by_the_run_that_is_made_agai
     story.wait_for("every child to have its new owner", adopted)
 
 
+def test_a_rank_that_was_killed_for_memory_is_named_when_its_pod_is_gone(story: Story, kube: Kube) -> None:
+    story.running()
+    [pod] = [
+        each["metadata"]["name"]
+        for each in kube.list("Pod", story.namespace, "shoal.dev/run=sums")
+        if each["metadata"]["name"].startswith("sums-trainer-1")
+    ]
+    story.play(pod, hollow_node.failed("", 137, "OOMKilled"))
+    story.wait_condition("TrainingRun", "sums", "TrainerReady", "False")
+    kube.delete("Pod", pod, story.namespace, now=True)
+    story.wait_gone("Pod", pod)
+    story.wait_condition("TrainingRun", "sums", "Ready", "True")
+    [last, *_] = story.get("TrainingRun", "sums")["status"]["lastFailures"]
+    assert (last["component"], last["pod"]) == ("trainer", pod)
+    assert (last["reason"], last["exitCode"], last["signal"]) == ("OOMKilled", 137, "SIGKILL")
+
+
 def test_nobody_is_told_that_a_run_is_well_while_nothing_is_known_of_it(story: Story, kube: Kube) -> None:
     story.running()
     kube.delete("PersistentVolumeClaim", "sums-store", story.namespace)  # its pods hold it
