@@ -4,8 +4,8 @@ The engine is a clock at the speed of four H100 with a 32B model and the paper's
 product's own (`fleet`). `steady` has one version and an endless step, `run` steps of the paper's size with versions that come. Each is compared
 with one lease at a time. `--killed` measures `tokens_lost_share` alone and keeps the other figures; `--inflight` does so with `inflight`: the same
 run where rows go on under newer weights (`rollouts.versions: Several`), beside one whose rows are of one version. `--reward-gap` measures
-`inflight_reward_gap` (`reward_gap`), `--false-rejects` `false_rejects` (`honest`). These two take a quarter of an hour of a core each, and a call
-without options leaves them as they are.
+`inflight_reward_gap` (`reward_gap`), `--false-rejects` `false_rejects` (`honest`), `--rounded` `rounded_weights` (`rounded`). The first two take a
+quarter of an hour of a core each, and a call without options leaves all three as they are.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from benchmarks.workers.clock_engine import LIMIT_TOKENS, MEAN_TOKENS, SPREAD, S
 from benchmarks.workers.fleet import Found, Setting, simulate
 from benchmarks.workers.honest import false_rejects
 from benchmarks.workers.killed import Killed, lost_share
+from benchmarks.workers.rounded import rounded_weights
 from shoal.inference.lease_desk import MOST_LEASES
 from shoal.installed import installed
 
@@ -140,6 +141,7 @@ def main() -> None:
         ("--inflight", "inflight", "rows of several versions beside those of one"),
         ("--reward-gap", "inflight_reward_gap", "what rows of several versions cost in reward"),
         ("--false-rejects", "false_rejects", "honest files of every mode before the judge"),
+        ("--rounded", "rounded_weights", "how far rounded weights are from the published ones"),
     ):
         parser.add_argument(option, dest="only", action="append_const", const=name, help=f"only {what}")
     asked = parser.parse_args()
@@ -148,6 +150,7 @@ def main() -> None:
         "false_rejects": false_rejects,
         "inflight": lambda: inflight(asked.hours),
         "tokens_lost_share": killed_shares,
+        "rounded_weights": rounded_weights,
     }
     chosen = {name: alone[name]() for name in alone if name in (asked.only or ())}
     if chosen:
