@@ -1,7 +1,7 @@
 """How far rounded weights (ADR 0116) are from the published ones on a trained model in bfloat16: `rounded_weights`.
 
-In: SmolLM2-135M-Instruct, and additions as its chats. Out: over tokens that the rounded weights drew by the run's own rule, their mean divergence from
-the published ones in nats, and the share that these would draw otherwise with the same seeds. Transformers draws here, in place of vLLM.
+In: SmolLM2-135M-Instruct, and additions as its chats. Out: over tokens that the rounded weights drew by the run's own rule, the mean divergence
+from the published ones in nats, and the share that these would draw otherwise with the same seeds. Transformers draws here, in place of vLLM.
 """
 
 import sys
@@ -27,7 +27,7 @@ def rounded_weights() -> dict[str, Any]:
     torch.set_num_threads(1)
     folder = fetched()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    prompts = [_prompt(tokenizer, task.prompt) for task in Arithmetic().tasks(ROWS, seed=5)]
+    prompts = [_prompt(tokenizer, str(task.prompt)) for task in Arithmetic().tasks(ROWS, seed=5)]
     sampler, published = load_model(folder, quantization="fp8"), load_model(folder)
     kl, otherwise, largest = [], 0, 0.0
     for number, prompt in enumerate(prompts):
