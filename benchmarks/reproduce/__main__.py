@@ -92,6 +92,14 @@ def decide_all(runs: dict[str, Any], cache: Path, *, run: bool) -> None:
         add_seeds(runs, arms, range(1, look + 1), cache, run=run)
 
 
+def run_arms(arms: Mapping[str, Arm], seeds: Sequence[int], cache: Path = CACHE) -> dict[str, Any]:
+    """Columns by arm and seed; what the cache lacks is trained first, some minutes each."""
+    cache.mkdir(parents=True, exist_ok=True)
+    runs: dict[str, Any] = {}
+    add_seeds(runs, arms, seeds, cache, run=True)
+    return seeds_of(runs)
+
+
 def seeds_of(runs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: run["seeds"] for name, run in runs.items()}
 
@@ -111,7 +119,8 @@ def pilot(cache: Path, result: Path) -> None:
 
 def digest(arm: Arm) -> str:
     """Of everything that changes an arm's curve but the code: a changed arm is run again."""
-    said = {name: value for name, value in asdict(arm).items() if (name, value) != ("width", WIDTH)}
+    later = {"width": WIDTH, "boundaries": ()}
+    said = {name: value for name, value in asdict(arm).items() if name not in later or value != later[name]}
     return hashlib.sha256(json.dumps([RECIPE, said], sort_keys=True).encode()).hexdigest()[:16]
 
 

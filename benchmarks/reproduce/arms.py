@@ -63,7 +63,10 @@ additions with random weights, for a quick try."""
 
 @dataclass(frozen=True)
 class Arm:
-    """One setting of a run. `online_filter` False takes groups as they come; `compiled` compiles each layer of the policy."""
+    """One setting of a run. `online_filter` False takes groups as they come; `compiled` compiles each layer of the policy.
+
+    With `boundaries` each row goes on under the version after its first (`rollouts.versions: Several`) from one of these tokens, drawn by chance.
+    """
 
     title: str
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -76,6 +79,7 @@ class Arm:
     max_completion: int = 32
     steps: int = 40
     width: int = WIDTH
+    boundaries: tuple[int, ...] = ()
 
     def full_recipe(self) -> Recipe:
         """The recipe that the trainer's functions are given."""
@@ -214,6 +218,17 @@ PILOT_ARMS: dict[str, Arm] = {
     )
     for times in PILOT_RATES
 }  # fmt: skip
+BOUNDARIES = (8, 16)
+"""Tokens of an answer of some 22. In a run segments begin at multiples of 32, of answers of thousands."""
+INFLIGHT_STEPS = 24
+"""Where the reward still rises fast, so that a worse policy would show."""
+INFLIGHT_ARMS: dict[str, Arm] = {
+    "inflight_one": Arm("rows of one version, two steps old", steps=INFLIGHT_STEPS),
+    "inflight_several": Arm(
+        "rows two steps old that go on under weights one step old", boundaries=BOUNDARIES, steps=INFLIGHT_STEPS
+    ),
+}
+"""Of `inflight_reward_gap` (`benchmarks.workers`): both within async level 2."""
 SEEDS = (1, 2, 3)
 
 

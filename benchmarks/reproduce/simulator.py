@@ -2,7 +2,8 @@
 
 In: an arm, a seed, the cache folder. Out: one record a step. The system around the trainer is left out: rollouts of step `s` are sampled
 here, in transformers, with the weights of version `s - k` (version 0 before that), scored by the environment, filtered as the orchestrator
-does, and handed to `ours.Learner`. Deterministic but for the order of floating-point sums. Called by `__main__`.
+does, and handed to `ours.Learner`. An arm's boundaries let rows go on under the weights of version `s - k + 1`. Deterministic but for the
+order of floating-point sums. Called by `__main__`.
 """
 
 import random
@@ -34,6 +35,7 @@ MOST_ROUNDS = 8
 """A policy that gives no signal after so many rounds trains on what there is: the figure then shows it."""
 
 Record = dict[str, float | int | None]
+Weights = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,40 @@ class Answers:
     tokenizer: Any
     arm: Arm
 
-    def draw(self, asked: Sequence[tuple[Task, int]], version: int, seed: int) -> list[Drawn]:
-        """One scored completion for each (task, target length)."""
+    def draw(
+        self, asked: Sequence[tuple[Task, int]], version: int, seed: int, then: Weights | None = None
+    ) -> list[Drawn]:
+        """One scored completion for each (task, target length). `then` are weights under which rows go on; they stay loaded."""
         environment, ends = Arithmetic(), frozenset([self.model.config.eos_token_id])
         prompts = [prompt_tokens(self.tokenizer, environment, task, target, None) for task, target in asked]
         found = []
-        drawn = sample(self.model, prompts, self.arm.max_completion, seed)
+        first = self.arm.max_completion if then is None else max(self.arm.boundaries)
+        drawn = sample(self.model, prompts, first, seed)
+        if then is not None:
+            self.model.load_state_dict(then)
+            drawn = self._gone_on(prompts, drawn, seed)
         for (task, target), prompt, tokens in zip(asked, prompts, drawn, strict=True):
             scored = environment.score(task, completion_text(self.tokenizer, tokens, ends))
             given = scored.task_reward if isinstance(scored, Score) else None
             reward = total_reward(given, len(tokens), target, self.arm.lengths)
             found.append(Drawn(prompt, tokens, target, version, reward))
+        return found
+
+    def _gone_on(self, prompts: Sequence[list[int]], drawn: Sequence[list[int]], seed: int) -> list[list[int]]:
+        """Each completion up to a boundary that chance draws, and from there anew under the weights that are loaded now."""
+        chance = random.Random(f"boundaries {seed}")
+        cuts = [chance.choice(self.arm.boundaries) for _ in drawn]
+        found, end = [list(tokens) for tokens in drawn], self.model.config.eos_token_id
+        for cut in self.arm.boundaries:
+            rows = [
+                row
+                for row, tokens in enumerate(drawn)
+                if cuts[row] == cut and (len(tokens) > cut or (len(tokens) == cut and tokens[-1] != end))
+            ]
+            begun = [[*prompts[row], *drawn[row][:cut]] for row in rows]
+            anew = sample(self.model, begun, self.arm.max_completion - cut, seed + cut) if rows else []
+            for row, tokens in zip(rows, anew, strict=True):
+                found[row] = [*drawn[row][:cut], *tokens]
         return found
 
 
@@ -75,10 +100,8 @@ def simulate(arm: Arm, seed: int, cache: Path) -> list[Record]:
         record: Record = {"step": step}
         if step % MEASURE_EVERY_STEPS == 0:
             record |= measure(answers, learner.weights(), start, seed)
-        version, weights = versions[0]
-        answers.model.load_state_dict(weights)
-        groups, sampled = sample_groups(answers, start, chance, version, seed * 10_000 + step)
-        record["version"] = version
+        groups, sampled = sample_groups(answers, start, chance, versions, seed * 10_000 + step)
+        record["version"] = versions[0][0]
         record |= sampling_record(groups, sampled) | asdict(learner.learn(groups, step))
         records.append(record)
         versions.append((step + 1, learner.weights()))
@@ -87,16 +110,20 @@ def simulate(arm: Arm, seed: int, cache: Path) -> list[Record]:
 
 
 def sample_groups(
-    answers: Answers, start: Start, chance: random.Random, version: int, seed: int
+    answers: Answers, start: Start, chance: random.Random, versions: Sequence[tuple[int, Weights]], seed: int
 ) -> tuple[list[list[Drawn]], list[list[Drawn]]]:
     """The groups to train on, and all that were sampled for them."""
     recipe, sampled = answers.arm.full_recipe(), []
+    version, weights = versions[0]
+    then = versions[min(1, len(versions) - 1)][1] if answers.arm.boundaries else None
     filtered = answers.arm.online_filter
     used: list[list[Drawn]] = []
     for attempt in range(MOST_ROUNDS):
         count = round(recipe.prompts_per_step * (SPARE_GROUPS if filtered else 1.0))
         asked = [(chance.choice(start.tasks), chance.choice(answers.arm.targets)) for _ in range(count)]
-        rows = answers.draw([one for one in asked for _ in range(recipe.group_size)], version, seed + 1000 * attempt)
+        answers.model.load_state_dict(weights)
+        every = [one for one in asked for _ in range(recipe.group_size)]
+        rows = answers.draw(every, version, seed + 1000 * attempt, then)
         groups = [rows[first : first + recipe.group_size] for first in range(0, len(rows), recipe.group_size)]
         sampled += groups
         used += [group for group in groups if not filtered or carries_signal(group)]

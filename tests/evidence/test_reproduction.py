@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from benchmarks.reproduce import claims
 from benchmarks.reproduce.__main__ import compact, digest
-from benchmarks.reproduce.arms import ARMS, EXPERIMENTS, MATCHED_ARMS, PILOT_ARMS, SEEDS, needed
+from benchmarks.reproduce.arms import ARMS, EXPERIMENTS, INFLIGHT_ARMS, MATCHED_ARMS, PILOT_ARMS, SEEDS, needed
 from benchmarks.reproduce.base import hard_tasks, padded_addition
 from benchmarks.reproduce.page import BEGIN, END, HOW, tables, write_page
 from benchmarks.reproduce.summary import at_end, column, curve, each, interval, paired
@@ -60,7 +60,7 @@ def test_a_second_call_runs_nothing_and_writes_the_same(quick: Path) -> None:
 
 
 def test_a_changed_arm_is_another_arm() -> None:
-    every = ARMS | MATCHED_ARMS | PILOT_ARMS
+    every = ARMS | MATCHED_ARMS | INFLIGHT_ARMS | PILOT_ARMS
     assert len({digest(arm) for arm in every.values()}) == len(every)
 
 

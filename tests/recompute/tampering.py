@@ -305,13 +305,12 @@ def flip_a_mask(copy: Copy) -> None:
 
 def edit_a_completion(copy: Copy) -> None:
     """Another token, with the log-probabilities and proofs that honest weights give for it."""
-    model = copy.world.policies.get(copy.verdict(first(copy)).policy_version or 0).model
 
     def change(rows: list[Rollout]) -> list[Rollout]:
         row = max(rows, key=lambda row: len(row.completion_tokens))
         tokens = [*row.completion_tokens]
         tokens[1] = 5 if tokens[1] != 5 else 6
-        other = copy.world.proven(replace(row, completion_tokens=tokens), model)
+        other = copy.world.proven(replace(row, completion_tokens=tokens))
         return [other if each is row else each for each in rows]
 
     copy.replace_file(first(copy), change)

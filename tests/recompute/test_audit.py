@@ -228,7 +228,7 @@ def test_a_digest_is_asked_for_without_its_version(
     monkeypatch.setattr(Policies, "get", lambda *_: pytest.fail("a version is loaded"))
     copy = Copy(world, tmp_path)
     evidence = Evidence(copy.store, copy.config, copy.ledger(), copy.entries())
-    weights = Weights(evidence, tmp_path / "policies")
+    weights = Weights(evidence, tmp_path / "policies", tmp_path / "made")
     manifest = read_sealed_manifest(copy.store, 0, HeldKeys(evidence.roster, "trainer"))
     assert weights.digest(0) == manifest.sha256
     with pytest.raises(CannotCheck, match="the weights of version 999 are not in the store"):

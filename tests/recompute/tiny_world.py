@@ -37,9 +37,17 @@ from shoal.contracts.recipe import (
     TaskSource,
     Validation,
 )
-from shoal.contracts.rollouts import Rollout, RolloutMetadata, write_rollouts
+from shoal.contracts.rollouts import (
+    SEGMENT_TOKENS,
+    Rollout,
+    RolloutMetadata,
+    by_version,
+    digest_of_weights,
+    write_rollouts,
+)
 from shoal.contracts.roster import ROLES, Roster
 from shoal.contracts.run import Addresses, Prepared, RunConfig
+from shoal.contracts.settings import Rollouts
 from shoal.contracts.signed import sign
 from shoal.contracts.task_table import write_tasks
 from shoal.contracts.tasks import tasks_digest
@@ -131,6 +139,9 @@ class Doubled(Extension):
 class World(Orchestrator):
     """The run; `play` goes through all of its steps."""
 
+    ending = 3.5
+    """How probable the end of an answer is made in the base model (`ending_often`)."""
+
     def __init__(self, folder: Path, redis_url: str, **changes: Any) -> None:
         self.clock = Clock()
         self.redis = Redis.from_url(redis_url, decode_responses=True)
@@ -162,7 +173,8 @@ class World(Orchestrator):
         base = self.folder / "base"
         tokenizer = tokenizer_for(ENVIRONMENT, TARGETS, seed=5)
         model = random_model(GeneratedModel(hidden_size=128, layers=2), tokenizer, 64)
-        ending_often(model, [prompt_tokens(tokenizer, ENVIRONMENT, task, 8, None) for task in TASKS[:8]])
+        prompts = [prompt_tokens(tokenizer, ENVIRONMENT, task, 8, None) for task in TASKS[:8]]
+        ending_often(model, prompts, self.ending)
         model.save_pretrained(base)
         tokenizer.save_pretrained(base)
         for path in base.iterdir():
@@ -269,7 +281,6 @@ class World(Orchestrator):
         work = self.state.codec.decode(number)
         facts = self.facts.of(work)
         version = min(work.window[1], self.state.view.latest_version or 0)
-        policy = self.policies.get(version)
         groups = draw(work, beacon=beacon_of(self.state, work), run=RUN, node=lease.node, submission=lease.submission)
         drawn = [(group, sample) for group in groups for sample in range(facts.group_size)]
         prompts = [
@@ -279,49 +290,93 @@ class World(Orchestrator):
             for group, _ in drawn
         ]
         seeds = [group.seeds[sample] for group, sample in drawn]
-        answers = sampled(policy.model, prompts, seeds, sorted(facts.eos_token_ids), SAMPLING.max_completion_tokens)
+        answers = self.answers(prompts, seeds, sorted(facts.eos_token_ids), version)
+        several = self.config.several_versions and len({each for _, said in answers for each, _ in said}) > 1
+        oldest = min(said[0][0] for _, said in answers)
         rows = []
-        for (group, sample), prompt, seed, tokens in zip(drawn, prompts, seeds, answers, strict=True):
+        for (group, sample), prompt, seed, (tokens, said) in zip(drawn, prompts, seeds, answers, strict=True):
             task = facts.tasks[group.prompt_index]
             ended = tokens[-1] in facts.eos_token_ids
             text = facts.tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=False)
             found = facts.environment.score(task, text).task_reward
             claim = total_reward(found, len(tokens), group.target_length, facts.length_reward)
             row = Rollout(
-                run=RUN, step=number, policy_version=version, node=lease.node, submission=lease.submission,
+                run=RUN, step=number, policy_version=oldest, node=lease.node, submission=lease.submission,
                 problem_id=task.problem_id, prompt_index=group.prompt_index, sample_index=sample, prompt_tokens=prompt,
                 completion_tokens=tokens, completion_logprobs=[0.0] * len(tokens), completion_mask=[True] * len(tokens),
                 finish_reason="stop" if ended else "length", task_type=task.task_type, target_length=group.target_length,
                 task_reward=claim.task_reward, length_penalty=claim.length_penalty, reward=claim.reward, seed=seed,
-                temperature=1.0, proofs=b"",
+                temperature=1.0, proofs=b"", segment_versions=[each for each, _ in said] if several else (),
+                segment_starts=[start for _, start in said] if several else (),
             )  # fmt: skip
-            rows.append(self.proven(row, policy.model))
+            rows.append(self.proven(row))
         return rows
 
-    def proven(self, row: Rollout, model: Any) -> Rollout:
-        """The row with the proofs and log-probabilities of a model."""
-        ours = prefill(model, row, self.facts.eos_token_ids)
-        return replace(row, completion_logprobs=ours.logprobs.tolist(), proofs=codec.encode(ours.states))
+    def answers(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], ends: Sequence[int], version: int
+    ) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """What workers sample: tokens with their segments (version, first token)."""
+        model, most = self.policies.get(version).model, self.config.sampling.max_completion_tokens
+        return [(tokens, [(version, 0)]) for tokens in sampled(model, prompts, seeds, ends, most)]
+
+    def proven(self, row: Rollout) -> Rollout:
+        """The row with the proofs and log-probabilities of the versions that it names."""
+        proofs, logprobs = b"", list[float]()
+        for version in row.versions:
+            ours = prefill(self.policies.get(version).model, by_version({0: row}, version)[0], self.facts.eos_token_ids)
+            proofs += codec.encode(ours.states)
+            logprobs += [min(float(value), 0.0) for value in ours.logprobs]
+        return replace(row, completion_logprobs=logprobs, proofs=proofs)
 
     def write(self, rows: Sequence[Rollout], lease: Lease) -> bytes:
-        version = rows[0].policy_version
+        versions = sorted({version for row in rows for version in row.versions})
         return write_rollouts(
             rows,
             RolloutMetadata(
                 model="tiny-model",
-                weights_digest=self.policies.get(version).weights_digest,
+                weights_digest=digest_of_weights([self.policies.digest(version) for version in versions]),
                 environment_digest=self.facts.environment_digest,
                 software_version="0.3.0",
             ),
         )
 
 
+class SwappingWorld(World):
+    """The same with `rollouts.versions: Several`: rows begin under the version before the newest and go on under it behind 32 tokens."""
+
+    ending = 1.5
+
+    def __init__(self, folder: Path, redis_url: str) -> None:
+        longer = SAMPLING.model_copy(update={"max_completion_tokens": 48})
+        super().__init__(folder, redis_url, rollouts=Rollouts(versions="Several"), sampling=longer)
+
+    def score_version(self, version: int) -> None:
+        """A run of several versions is not scored."""
+
+    def answers(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], ends: Sequence[int], version: int
+    ) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        most = self.config.sampling.max_completion_tokens
+        if version == 0:
+            return super().answers(prompts, seeds, ends, version)
+        begun = sampled(self.policies.get(version - 1).model, prompts, seeds, ends, SEGMENT_TOKENS)
+        live = [number for number, tokens in enumerate(begun) if tokens[-1] not in ends]
+        longer = [[*prompts[number], *begun[number]] for number in live]
+        rest = sampled(
+            self.policies.get(version).model, longer, [seeds[number] for number in live], ends, most - SEGMENT_TOKENS
+        ) if live else []  # fmt: skip
+        found = [(tokens, [(version - 1, 0)]) for tokens in begun]
+        for number, tokens in zip(live, rest, strict=True):
+            found[number] = ([*begun[number], *tokens], [(version - 1, 0), (version, SEGMENT_TOKENS)])
+        return found
+
+
 @torch.no_grad()
-def ending_often(model: Any, prompts: Sequence[Sequence[int]]) -> None:
+def ending_often(model: Any, prompts: Sequence[Sequence[int]], how: float) -> None:
     """Make a random model end its answers after some tokens: lengths, and so rewards, differ within a group."""
     states = torch.cat([model.model(input_ids=torch.tensor([prompt])).last_hidden_state[0] for prompt in prompts])
     mean = states.mean(dim=0)
-    model.lm_head.weight[model.config.eos_token_id] = 3.5 * mean / mean.square().sum()
+    model.lm_head.weight[model.config.eos_token_id] = how * mean / mean.square().sum()
 
 
 @torch.inference_mode()

@@ -178,17 +178,23 @@ class RunAudit:
         self._ticker.done(stage, time.monotonic() - started)
 
     def _check_versions(self) -> None:
-        """Steps, and the files of each version while its weights are at hand."""
+        """Steps, and files while the weights of all their versions are at hand.
+
+        Verdicts name the oldest version of a file. A row may go on under newer ones, up to the async level: such files wait until these are made.
+        """
         stages = [stage for stage in OF_FILES if stage in self._plan.stages]
         by_version = self._files_by_version(stages) if stages else {}
         self._ticker.expect("files", sum(map(len, by_version.values())))
-        weights = Weights(self._evidence, self._work / "policies")
+        config = self._evidence.config
+        span = config.async_level if config.several_versions else 0
+        weights = Weights(self._evidence, self._work / "policies", self._work / "made", span)
         for version, made in self._versions(by_version):
-            files = by_version.pop(version, [])
-            if files and "proofs" in stages:
+            needed = any(version - span <= each <= version for each in by_version)
+            if made is not None and needed and "proofs" in stages:
                 weights.take(made)
-            self._check_files(files, stages, weights)
-            weights.take(None)
+            self._check_files(by_version.pop(version if made is None else version - span, []), stages, weights)
+            weights.rest()
+        weights.close()
 
     def _versions(self, by_version: dict[int, list[LedgerFile]]) -> Iterator[tuple[int, Made | None]]:
         """Versions in their order, made again where steps are repeated, then those of which only files are checked."""

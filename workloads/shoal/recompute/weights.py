@@ -1,8 +1,13 @@
 """Where the weights for proofs come from: the version that was just made again, bit for bit, or the store's published one.
 
 In: a version's number. Out: a loaded policy, or why there is none. Called by `files`. Two models are in memory at most.
+
+Where a file may be of several versions, each version that was made again stays on the disk until no file needs it: as many as the async level and
+one more. At 65 GB and an async level of 2 that is 195 GB.
 """
 
+import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from shoal.contracts import keys
 from shoal.contracts.proof_profile import WrongProfile, read_profile
 from shoal.contracts.signed import BadSignature
 from shoal.contracts.trust import HeldKeys
@@ -31,10 +37,18 @@ GB = 1e9
 class Weights:
     """Loaded versions of one run. Safe for several threads."""
 
-    def __init__(self, evidence: Evidence, folder: Path) -> None:
-        """`folder` takes what is assembled from the store."""
+    def __init__(self, evidence: Evidence, folder: Path, made: Path, span: int = 0) -> None:
+        """`folder` takes what is assembled from the store. Versions that were made again stay in `made` until `span` newer ones are there.
+
+        What an earlier call left in `made` was compared with the published versions then.
+        """
         self._lock = threading.Lock()
-        self._made: LoadedPolicy | None = None
+        self._kept, self._span = made, span
+        self._folders: dict[int, Path] = {}
+        for path in made.iterdir() if made.is_dir() else ():
+            if (version := keys.parse_version(path.name)) is not None:
+                self._folders[version] = path
+        self._made: dict[int, LoadedPolicy] = {}
         self._problems: dict[int, tuple[type[Exception], str]] = {}
         self._memory_bytes = weights_bytes(None, best_device())
         self._quantization = evidence.config.quantization
@@ -48,32 +62,55 @@ class Weights:
             quantization=self._quantization,
         )
 
-    def take(self, made: Made | None) -> None:
-        """Use a version that was made again and equals the published one, from here on; None: no more."""
+    def take(self, made: Made) -> None:
+        """Use a version that was made again and equals the published one, from here on."""
         with self._lock:
-            self._made = None
-            if made is not None:
-                try:
-                    self._made = self._loaded(made)
-                    self._problems.pop(made.version, None)
-                except (CannotHold, torch.OutOfMemoryError) as error:
-                    self._problems[made.version] = _no_room(made.version, error)
+            folder = made.folder if self._span == 0 else self._link(made)
+            self._folders[made.version] = folder
+            self._problems.pop(made.version, None)
+            for version in [each for each in self._folders if each < made.version - self._span]:
+                shutil.rmtree(self._folders.pop(version), ignore_errors=True)
 
-    def _loaded(self, made: Made) -> LoadedPolicy:
-        size = weights_in(made.folder)
-        if size > self._memory_bytes:
-            raise CannotHold(
-                f"it has {size / GB:.1f} GB of weights, this machine may hold {self._memory_bytes / GB:.1f} GB"
-            )
-        model = load_model(made.folder, quantization=self._quantization)
-        digest = self._policies.digest(made.version)
-        return LoadedPolicy(made.version, digest, model, read_profile(made.folder, model.config.hidden_size))
+    def rest(self) -> None:
+        """Hold no version in memory that was made again; the folder of the last one goes where files have one version."""
+        with self._lock:
+            self._made.clear()
+            if self._span == 0:
+                self._folders.clear()
+
+    def close(self) -> None:
+        """No file is left."""
+        self.rest()
+        shutil.rmtree(self._kept, ignore_errors=True)
+
+    def _link(self, made: Made) -> Path:
+        """The same files, in a folder that stays when the trainer removes its own."""
+        folder = self._kept / keys.version_name(made.version)
+        if not folder.is_dir():
+            partial = folder.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(made.folder, partial, copy_function=os.link)
+            partial.rename(folder)
+        return folder
+
+    def _loaded(self, version: int) -> LoadedPolicy:
+        """One that was made again; with as many others as find room beside it."""
+        if version not in self._made:
+            folder = self._folders[version]
+            size = weights_in(folder)
+            if size > self._memory_bytes:
+                raise CannotHold(
+                    f"it has {size / GB:.1f} GB of weights, this machine may hold {self._memory_bytes / GB:.1f} GB"
+                )
+            while self._made and len(self._made) >= min(HELD, self._memory_bytes // size):
+                del self._made[next(iter(self._made))]
+            model = load_model(folder, quantization=self._quantization)
+            digest = self._policies.digest(version)
+            self._made[version] = LoadedPolicy(version, digest, model, read_profile(folder, model.config.hidden_size))
+        return self._made[version]
 
     def digest(self, version: int) -> str:
         """The digest of a version, which is not loaded for it. Raises as `get` does."""
-        with self._lock:
-            if self._made is not None and self._made.version == version:
-                return self._made.weights_digest
         return self._asked(version, self._policies.digest)
 
     def get(self, version: int) -> LoadedPolicy:
@@ -81,10 +118,7 @@ class Weights:
 
         It may be written over one that was given before: nothing may run on that.
         """
-        with self._lock:
-            if self._made is not None and self._made.version == version:
-                return self._made
-        return self._asked(version, self._policies.get)
+        return self._asked(version, self._loaded if version in self._folders else self._policies.get)
 
     def _asked(self, version: int, ask: Callable[[int], Answer]) -> Answer:
         with self._lock:
