@@ -192,6 +192,9 @@ BROKEN = [
      "spec.recipe.algorithm.twoSidedGrpo.clipDelta: given 1.1; must be greater than 1 + clipEpsilon (paper section 3.4)"),
     ("spec.recipe.algorithm", {}, "spec.recipe.algorithm: must have exactly one of twoSidedGrpo, oneSidedGrpo, drGrpo, dapo, rloo, decoupledPpo, "
      "gspo, cispo, dppo, custom, prime, vineppo, such as `twoSidedGrpo: {}`, which has the defaults"),
+    ("spec.recipe.algorithm", {"gspoo": {}},
+     "spec.recipe.algorithm.gspoo: unknown key; allowed keys: twoSidedGrpo, oneSidedGrpo, drGrpo, dapo, rloo, decoupledPpo, gspo, cispo, dppo, "
+     "custom, prime, vineppo; did you mean gspo?"),
     ("spec.recipe.algorithm", {"dapo": {}, "rloo": {}},
      "spec.recipe.algorithm: must have exactly one of twoSidedGrpo, oneSidedGrpo, drGrpo, dapo, rloo, decoupledPpo, gspo, "
      "cispo, dppo, custom, prime, vineppo, such as `twoSidedGrpo: {}`, which has the defaults"),

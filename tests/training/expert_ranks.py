@@ -31,10 +31,11 @@ from shoal.training.batches import plan_step
 from shoal.training.export import Export
 from shoal.training.host_copy import HostCopy
 from shoal.training.loss import LossWeights
-from shoal.training.model import BadModel, load_policy, policy_to_ask, policy_to_train
+from shoal.training.model import load_policy, policy_to_ask, policy_to_train
 from shoal.training.objectives import objective_of
 from shoal.training.optimizer import Optimizer
 from shoal.training.parallel import Ranks, start_ranks
+from shoal.training.stored_weights import BadModel
 from shoal.training.update import accumulate, plan_logprobs, train
 
 WEIGHTS, TOKENS = TrainerSettings(), TrainerSettings(expert_parallel="Tokens")

@@ -88,8 +88,8 @@ def by_owners(
     experts = torch.arange(received.shape[1], device=rows.device).repeat(ranks)
     order = experts.repeat_interleave(received.flatten()).argsort(stable=True)
     # A stack is kept in float32, and is computed with in the type of the rows.
-    own = (stack.to_local().to(rows.dtype) for stack in (module.gate_up_proj, module.down_proj))
-    made = _feed_forward(module, found[order], *own, received.sum(dim=0))[_inverse(order)]
+    gate_up, down = (stack.to_local().to(rows.dtype) for stack in (module.gate_up_proj, module.down_proj))
+    made = _feed_forward(module, found[order], gate_up, down, received.sum(dim=0))[_inverse(order)]
     back: Tensor = _Travel.apply(made, here, there, group, place)
     return back
 
