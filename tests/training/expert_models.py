@@ -26,7 +26,7 @@ SIGMOID: dict[str, Any] = {"first_k_dense_replace": 1, "n_group": 2, "topk_group
 
 def latent(**changes: Any) -> PreTrainedConfig:
     """Multi-head latent attention: queries and keys are 12 wide, values 6."""
-    sizes = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6, "topk_method": "noaux_tc"}
+    sizes = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}
     given = TINY | SIGMOID | sizes | {"num_key_value_heads": 4, "n_routed_experts": 8, "num_mtp_layers": 0}
     return DeepseekV3Config(**(given | changes))
 
