@@ -25,12 +25,13 @@ START_SECONDS = 25.0
 def measure(asked: Asked) -> None:
     from benchmarks.trainer.__main__ import Disagreement, compare
     from benchmarks.trainer.accelerator import check_losses
+    from benchmarks.trainer.workload import QUICK
 
     sides = ["ours", "trl"] if find_spec("trl") is not None else ["ours"]
     if sides == ["ours"]:
         asked.note(agreement=None, trl=TRL_MISSING)
     else:
-        found = compare(("ours", "trl-fair"), 1, quick=True)  # float32, raises when the two disagree
+        found = compare(("ours", "trl-fair"), 1, QUICK)  # float32, raises when the two disagree
         asked.note(
             agreement={key: found[key] for key in ("max_loss_difference", "max_grad_difference")}, trl="measured"
         )

@@ -3,7 +3,7 @@
 In: the cases of `tests/training/objective_gaps.py`. Out: benchmarks/results/objectives.json. `objective_gap_float64` is the greater of two absolute
 differences, of the loss and of its gradient; finite differences of the formula leave some 1e-9. `gspo_cost` is the CPU time of a whole step (old and
 reference log-probabilities, two updates) of algorithm gspo by that of one_sided_grpo: the least of several alternating rounds, on one thread, with
-logits in many tiles, so that the head is computed twice. `experts` and `routes` say what the figures of experts are. Some six minutes.
+logits in many tiles, so that the head is computed twice. `experts` and `routes` say what the figures of experts are. Some eight minutes.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.objectives.experts import experts
+from benchmarks.objectives.experts import beside_trl, experts
 from benchmarks.objectives.routes import replayed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,10 +33,13 @@ def main() -> None:
     parser.add_argument(
         "--routes", action="store_true", help="measure the figures of router replay alone; the others stay"
     )
+    parser.add_argument("--trl", action="store_true", help="time experts beside TRL alone; the other figures stay")
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    parts = [measure for given, measure in ((asked.experts, experts), (asked.routes, replayed)) if given]
-    measures = parts or [gaps, lambda: costs(asked.rounds), experts, replayed]
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    named = ((asked.experts, experts), (asked.routes, replayed), (asked.trl, beside_trl))
+    parts = [measure for given, measure in named if given]
+    measures = parts or [gaps, lambda: costs(asked.rounds), experts, replayed, beside_trl]
     found = {name: value for measure in measures for name, value in measure().items()}
     if parts:
         found = json.loads(asked.out.read_text()) | found

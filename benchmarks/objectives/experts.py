@@ -3,6 +3,10 @@
 In: tests/training/expert_models.py and expert_ranks.py. Out: `moe_models`, `moe_loss_gap_float64` (of a pack from transformers' own loop over experts
 for each sample alone: loss, log-probabilities, entropies and gradients, relative), `moe_rank_gap` (six updates in float64, relative to one rank's),
 `model_types_trained` (as `benchmarks.model_types` found). A minute or two.
+
+`beside_trl` gives `moe_time_ratio_to_trl`: CPU seconds of TRL 1.16.0 for forward, loss and backward of one batch of a small qwen3_moe, by ours. It is
+`benchmarks.trainer`'s comparison with its gate: tokens, loss and gradients are the same on both sides. The ratio is that of TRL with its
+completion-only head; `moe_trl` has both sides, TRL as it ships, and the shape. Two minutes.
 """
 
 import json
@@ -14,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+BATCHES = 4
+"""Most batches that are drawn, if the choice of an expert hangs on rounding in each: of the first, about every third does."""
 
 
 def experts() -> dict[str, Any]:
@@ -38,3 +44,25 @@ def experts() -> dict[str, Any]:
         "moe_rank_gap": ranks["gaps"],
         "model_types_trained": types["model_types_trained"],
     }
+
+
+def beside_trl() -> dict[str, Any]:
+    """Ratios of time and memory, measured. Raises `benchmarks.trainer.__main__.Disagreement`.
+
+    Two scores of a token may be equal up to rounding. Then each side may choose another expert, and a gradient differs by a percent. Such a batch
+    does not pass the gate, and the next one is drawn. Where the sides computed different things, none would pass.
+    """
+    from benchmarks.trainer.__main__ import REPETITIONS, SIDES, Disagreement, compare, measured_on
+    from benchmarks.trainer.workload import EXPERTS
+
+    for seed in range(BATCHES):
+        try:
+            found = compare(SIDES, REPETITIONS, EXPERTS, seed)
+            break
+        except Disagreement as error:
+            print(f"batch {seed} of {BATCHES}: {error}", file=sys.stderr)
+            if seed + 1 == BATCHES:
+                raise
+    found["shape"] |= {"experts": EXPERTS.experts, "chosen": EXPERTS.chosen, "expert_width": EXPERTS.intermediate}
+    ratio = found.pop("time_ratio_fair_head")
+    return {"moe_time_ratio_to_trl": ratio, "moe_trl": found | {"batch": seed, "measured_on": measured_on()}}

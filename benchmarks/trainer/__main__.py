@@ -21,9 +21,12 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.installed import installed
+
+if TYPE_CHECKING:
+    from benchmarks.trainer.workload import Shape
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "trainer.json"
@@ -58,9 +61,10 @@ def main() -> None:
             target.write_text(json.dumps(kept, indent=2) + "\n")
         return
     from benchmarks.trainer import packing
+    from benchmarks.trainer.workload import CPU, QUICK
 
     sides = SIDES[:1] if asked.quick else SIDES
-    found: dict[str, Any] = compare(sides, 1 if asked.quick else asked.repetitions, quick=asked.quick)
+    found: dict[str, Any] = compare(sides, 1 if asked.quick else asked.repetitions, QUICK if asked.quick else CPU)
     found["packing_density_32k"] = packing.densities()["long run"]["mean"]
     found["packing"] = packing.densities()
     if not asked.quick:
@@ -78,14 +82,13 @@ def main() -> None:
     print(table(found))
 
 
-def compare(sides: tuple[str, ...], repetitions: int, *, quick: bool) -> dict[str, Any]:
-    """Ratios, differences and each side's medians. Raises Disagreement."""
-    from benchmarks.trainer.workload import CPU, QUICK, write_workload
+def compare(sides: tuple[str, ...], repetitions: int, shape: "Shape", seed: int = 0) -> dict[str, Any]:
+    """Ratios, differences and each side's medians, of the batch that `seed` draws. Raises Disagreement."""
+    from benchmarks.trainer.workload import write_workload
 
     with tempfile.TemporaryDirectory(prefix="bench-trainer-") as name:
         folder = Path(name)
-        shape = QUICK if quick else CPU
-        batch = write_workload(shape, folder)
+        batch = write_workload(shape, folder, seed)
         runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
         differences = {"loss": 0.0, "gradient": 0.0}
         for repetition in range(repetitions):

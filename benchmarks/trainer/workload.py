@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 EPSILON, DELTA, KL, ENTROPY = 0.2, 4.0, 0.001, 1e-4
 """The run's own recipe (paper section 4.1)."""
@@ -21,7 +21,11 @@ FURTHEST_RATIO = 1.5
 
 @dataclass(frozen=True)
 class Shape:
-    """A Qwen3 and a batch. `pack_length` is ours; TRL pads to the longest prompt and completion."""
+    """A Qwen3 and a batch. `pack_length` is ours; TRL pads to the longest prompt and completion.
+
+    With `experts` every layer has that many of width `intermediate`, of which a token takes `chosen`. The auxiliary loss that TRL adds for such
+    models by itself is off: the objective is the recipe's.
+    """
 
     name: str
     vocabulary: int
@@ -35,9 +39,16 @@ class Shape:
     longest: int
     pack_length: int
     tied: bool = False
+    experts: int = 0
+    chosen: int = 0
 
-    def config(self) -> Qwen3Config:
-        return Qwen3Config(
+    def config(self) -> Qwen3Config | Qwen3MoeConfig:
+        mixture = {
+            "num_experts": self.experts, "num_experts_per_tok": self.chosen, "moe_intermediate_size": self.intermediate,
+            "norm_topk_prob": True, "router_aux_loss_coef": 0.0,
+        }  # fmt: skip
+        kind, more = (Qwen3MoeConfig, mixture) if self.experts else (Qwen3Config, {})
+        return kind(
             vocab_size=self.vocabulary,
             hidden_size=self.hidden,
             intermediate_size=self.intermediate,
@@ -51,11 +62,16 @@ class Shape:
             bos_token_id=None,
             pad_token_id=0,
             dtype="float32",
+            **more,
         )
 
 
 CPU = Shape("cpu", 32_768, 256, 768, 4, 4, 2, rows=24, prompt=64, longest=512, pack_length=2048)
 """20 million parameters, 24 completions of up to 512 tokens: what two cores and a few gigabytes can do in seconds."""
+EXPERTS = Shape(
+    "experts", 8192, 256, 256, 4, 4, 2, rows=24, prompt=64, longest=512, pack_length=2048, experts=32, chosen=4
+)  # fmt: skip
+"""30 million parameters, 25 of them in experts, of which a token uses an eighth, as of Qwen3-30B-A3B a sixteenth."""
 QUICK = Shape("quick", 512, 64, 128, 2, 2, 1, rows=8, prompt=8, longest=48, pack_length=128)
 """For the tests."""
 
@@ -114,10 +130,10 @@ def draw_batch(shape: Shape, seed: int = 0) -> Batch:
     )
 
 
-def write_workload(shape: Shape, folder: Path) -> Batch:
+def write_workload(shape: Shape, folder: Path, seed: int = 0) -> Batch:
     """The checkpoint under `folder/model`, the batch as `folder/batch.json`, the shape as `folder/shape.json`."""
     make_checkpoint(shape, folder / "model")
-    batch = draw_batch(shape)
+    batch = draw_batch(shape, seed)
     (folder / "batch.json").write_text(json.dumps(asdict(batch)))
     (folder / "shape.json").write_text(json.dumps(asdict(shape)))
     return batch

@@ -93,6 +93,7 @@ def run_facts(run: TrainingRun) -> RunFacts | None:
         pools=tuple(_pool(pool) for pool in spec.inference_pools),
         on_host=OnHost(**settings.offloaded.model_dump()),
         sharing=settings.sharing,
+        tokens_travel=settings.expert_parallel == "Tokens",
         muon=recipe.muon is not None,
         reward_model=recipe.process_rewards is not None,
         islands=trainer.islands is not None,

@@ -96,6 +96,8 @@ def test_a_number_may_be_written_as_kubernetes_reads_it(number: str) -> None:
         ("spec.recipe.learningrate", 1,
          "spec.recipe.learningrate: unknown key; allowed keys: algorithm, promptsPerStep, groupSize, {...}; did you mean learningRate?"),
         ("spec.recipe.group_size", 8, "spec.recipe.group_size: unknown key; allowed keys: {...}; did you mean groupSize?"),
+        ("spec.recipe.algorithm.gspoo", {},
+         "spec.recipe.algorithm.gspoo: unknown key; allowed keys: twoSidedGrpo, oneSidedGrpo, {...}vineppo; did you mean gspo?"),
         ("spec.qqq", 8, "spec.qqq: unknown key; allowed keys: mode, model, tasks, steps, {...}suspend"),
         ("spec.steps", ..., "spec.steps: missing; must be given, but not with mode Generate, which samples each task once"),
         ("spec.steps", "4", 'spec.steps: given "4"; allowed: integer, 1 to 999999'),

@@ -126,3 +126,5 @@ def test_deepseek_v3_has_the_parameters_and_the_small_cache_of_its_card() -> Non
     shape = shape_of_config(config)
     assert shape.parameters == pytest.approx(671e9, rel=1e-3)
     assert (shape.key_values, shape.experts, shape.heads) == (576, 256, (128, 128))
+    assert shape.expert_parameters * shape.layers == pytest.approx(58 * 256 * 3 * 7168 * 2048, rel=1e-6)
+    assert shape.expert_values == 8 * 7168

@@ -443,6 +443,13 @@ def test_ranks_that_cannot_share_the_model_s_heads_are_found_where_its_shape_is_
     assert not plan(run, known).works
 
 
+def test_experts_too_large_to_gather_may_stay_at_their_ranks() -> None:
+    run = replace(RUN, pack_tokens=2_000_000)
+    known = replace(AROUND, model=replace(SHAPE, experts=20, expert_parameters=SHAPE.layer_parameters // 2))
+    assert str(plan(run, known).findings[0]).endswith("or contextParallel, or expertParallel: Tokens")
+    assert str(plan(replace(run, tokens_travel=True), known).findings[0]).endswith("or contextParallel")
+
+
 def test_ranks_that_cannot_divide_the_model_s_experts_are_found() -> None:
     known = [replace(AROUND, model=replace(SHAPE, experts=experts)) for experts in (20, 12)]
     assert plan(RUN, known[0]).findings == ()

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 from benchmarks.trainer.rank_memory import CASES, QWEN3_32B, Case
+from transformers import DeepseekV3Config
 
 from servers import ROOT
 from shoal.contracts.recipe import Offload
-from shoal.planner.memory import MemoryPart, total
+from shoal.planner.memory import MemoryPart, OnHost, total, trainer_rank
+from shoal.planner.model_shape import shape_of_config
 
 MOST_ERROR = 0.10
 FITS = 76e9
@@ -99,3 +101,16 @@ def test_what_is_kept_in_host_memory_leaves_its_cause_alone() -> None:
         assert less[cause] < whole[cause] / 50, field
         assert less.keys() == whole.keys()
     assert all(isinstance(part, MemoryPart) and part.nbytes >= 0 for part in case.planned())
+
+
+def test_where_tokens_travel_no_rank_has_room_for_the_experts_of_a_layer() -> None:
+    """DeepSeek-V3 on 256 ranks: 210 GB with a layer's experts and their gradients gathered, 111 GB with those of the rank (ADR 0120)."""
+    shape = shape_of_config(DeepseekV3Config().to_dict())
+    gathered, stay = (
+        total(trainer_rank(shape, 256, 32_768, "Full", reference=False, tokens_travel=each)) for each in (False, True)
+    )
+    assert (gathered / 1e9, stay / 1e9) == pytest.approx((210, 111), abs=1)
+    alone = [total(trainer_rank(shape, 1, 1024, "Full", tokens_travel=each)) for each in (False, True)]
+    assert alone[0] == alone[1]
+    on_host = OnHost(reference=True)
+    assert total(trainer_rank(shape, 256, 32_768, "Full", on_host=on_host, tokens_travel=True)) > stay

@@ -449,6 +449,7 @@ DOCUMENTS: dict[str, Contract] = {
     ),
     "run-config-offload": samples.run_config(trainer=TrainerSettings(offload=Offload(reference=True, optimizer=True))),
     "run-config-context-parallel": samples.run_config(trainer=TrainerSettings(context_parallel=8)),
+    "run-config-expert-parallel": samples.run_config(trainer=TrainerSettings(expert_parallel="Tokens")),
     "run-config-cispo": samples.run_config(recipe=Recipe(algorithm={"cispo": {}}, mismatch_correction={"truncate": {}})),
     "run-config-dppo": samples.run_config(recipe=Recipe(algorithm={"dppo": {}})),
     "run-config-custom": samples.run_config(

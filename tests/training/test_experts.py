@@ -291,8 +291,10 @@ def on_ranks() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", EXPERTS)
 def test_one_two_and_four_ranks_train_alike_in_float64(on_ranks: dict[str, Any], name: str) -> None:
-    """Losses, norms, KL, entropy, use of the experts and all weights after six updates; also where two ranks share each pack."""
-    assert set(on_ranks["gaps"][name]) == {"2", "4", "4, 2 share packs"}
+    """Losses, norms, KL, entropy, use of the experts and all weights after six updates. Also where two ranks share each pack, and where tokens travel
+    to experts."""
+    worlds = {"2", "4", "4, 2 share packs"}
+    assert set(on_ranks["gaps"][name]) == worlds | {f"{world}, tokens travel" for world in worlds}
     assert max(on_ranks["gaps"][name].values()) <= 1e-9
     losses = on_ranks["curves"][name]["1"]["loss"]
     assert len(set(losses)) == len(losses)
@@ -301,6 +303,16 @@ def test_one_two_and_four_ranks_train_alike_in_float64(on_ranks: dict[str, Any],
 @pytest.mark.parametrize("name", EXPERTS)
 def test_any_number_of_ranks_writes_the_checkpoint_that_it_read(on_ranks: dict[str, Any], name: str) -> None:
     assert all(on_ranks["written"][name].values())
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_tokens_that_travel_give_the_gradients_that_weights_give(on_ranks: dict[str, Any], name: str) -> None:
+    """With activations computed again, and in bfloat16. An expert's gradient is rounded once over all ranks, or once for each."""
+    found = on_ranks["other settings"][name]
+    assert found["again"] <= 1e-5
+    assert found["halves"] <= 2e-2
+    assert found["halves, again"] <= 2e-2
+    assert on_ranks["stay"][name] == {"Weights": False, "Tokens": True}
 
 
 def test_experts_that_ranks_cannot_divide_are_refused(on_ranks: dict[str, Any]) -> None:

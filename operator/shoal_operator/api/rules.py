@@ -178,6 +178,14 @@ RULES: tuple[Rule, ...] = (
         good={"replicas": 2, "gpu": {"count": 8}, "settings": {"contextParallel": 16}},
         bad={"replicas": 2, "gpu": {"count": 8}, "settings": {"contextParallel": 3}},
     ),
+    Rule(
+        model="TrainerSettings",
+        expression="!has(self.expertParallel) || self.expertParallel != 'Tokens' || !(self.cpuOffload || self.compile)",
+        message="must not be Tokens with cpuOffload or compile: experts stay where they compute, and tokens are counted as they come",
+        field="expertParallel",
+        good={"expertParallel": "Tokens", "cpuOffload": False, "compile": False},
+        bad={"expertParallel": "Tokens", "cpuOffload": True, "compile": False},
+    ),
     *(
         Rule(
             model=model,

@@ -227,6 +227,13 @@ class TrainerSettings(SpecModel):
         description="Ranks that share each pack, where one GPU's memory is too small for its activations: a divisor of the ranks and of the model's"
         " query heads, and a divisor or multiple of its key heads. Absent: 1.",
     )
+    expert_parallel: Literal["Weights", "Tokens"] | None = Field(
+        None,
+        exclude_if=unset,
+        description="What travels between the trainer's ranks for a layer's experts. Weights: each rank gathers the layer's experts, which suits long"
+        " packs and small experts. Tokens: each rank keeps its experts, and tokens are sent there, which suits experts too large to gather. Not with"
+        " `cpuOffload` or `compile`. Absent: Weights.",
+    )
     kept_states: int = Field(
         3, ge=1, le=1000, description="Training states to keep: the newest, and earlier ones to fall back on."
     )

@@ -93,6 +93,8 @@ class RunFacts:
     on_host: OnHost = NOTHING_ON_HOST
     sharing: int = 1
     """Trainer's ranks that compute each pack together."""
+    tokens_travel: bool = False
+    """Between the trainer's ranks, instead of the weights of experts."""
     muon: bool = False
     """Muon updates the matrices of the layers."""
     reward_model: bool = False

@@ -174,11 +174,17 @@ def likely(
                     f"{who} needs {gigabytes(needed)} on each of its GPUs, of which {gigabytes(room)} of {gpu.name} are usable",
                     f"the largest part is {gigabytes(largest.nbytes)} for {largest.cause}; give it more GPUs or larger ones"
                     + (", or set trainer.settings.offload" if field == "trainer" else "")
-                    + (" or contextParallel" if field == "trainer" and gpus > 1 else ""),
+                    + (" or contextParallel" if field == "trainer" and gpus > 1 else "")
+                    + (", or expertParallel: Tokens" if _gathers_experts(field, gpus, run, around) else ""),
                     certain=False,
                 )
             )
     return [*sure, *more, *_undividable(run, around), *_undivided(run, around)]
+
+
+def _gathers_experts(field: str, gpus: int, run: RunFacts, around: Surroundings) -> bool:
+    """Whether a rank of the trainer gathers the experts of a layer, which could stay at their ranks."""
+    return field == "trainer" and gpus > 1 and around.model.experts > 0 and not run.tokens_travel
 
 
 def _undivided(run: RunFacts, around: Surroundings) -> list[Misfit]:

@@ -95,6 +95,7 @@ def trainer_rank(
     sharing: int = 1,
     muon: bool = False,
     reward_model: bool = False,
+    tokens_travel: bool = False,
 ) -> list[MemoryPart]:
     """Memory of one of `ranks` trainer processes at the peak of a step, with micro-batches of `tokens` tokens that `sharing` ranks share.
 
@@ -105,7 +106,11 @@ def trainer_rank(
     `reward_model` is a second policy with moments of its own; the two learn one after the other, so gradients and activations are there once. While
     it learns, the policy's embedding and head are still whole after its pass for the old log-probabilities.
 
-    The peak is the largest of five moments: the head's loss; the backward pass of the last layer, when all layers' inputs are still there; that of
+    With `tokens_travel` no rank gathers experts (training/experts.py). It casts its own to the type of the forward pass. It has a copy of the rows
+    that it sends and of those that it gets. An even choice of experts is counted; a rank that gets twice its share has that part twice. A reference
+    on the host gathers its experts all the same, which is a moment of its own.
+
+    The peak is the largest of the moments: the head's loss; the backward pass of the last layer, when all layers' inputs are still there; that of
     the first, when nearly all gradients are; the sum of the gradients of embedding and head; the update. tests/planner/test_rank_memory.py holds it
     to torch's FSDP2 memory tracker, within a tenth. A part is 0 where it is not there at that moment.
     """
@@ -119,12 +124,16 @@ def trainer_rank(
     layer = round((4 if cpu else KEPT_BYTES) * shape.layer_values) * tokens
     layers_kept = layer if recomputed else shape.layers * layer
     of_layer, of_all = 4 * round(trained * shape.layer_parameters / shape.parameters) // ranks, 4 * trained // ranks
-    gathered = whole * width * (shape.ends + 2 * shape.layer_parameters)
+    stay = shape.expert_parameters if tokens_travel and ranks > 1 else 0
+    of_others = shape.layer_parameters - stay
+    gathered = whole * width * (shape.ends + 2 * of_others)
     states = 2 * inputs
     tile = min(TILE_BYTES if cpu else ACCELERATOR_TILE_BYTES, 4 * shape.vocabulary * tokens)
     head = full * 4 * shape.embedding
     backward = layers_kept + round(TEMPORARY_BYTES * width / 2 * shape.layer_values) * tokens
-    sent = full * whole * (width + 4) * shape.layer_parameters
+    if stay:
+        backward += 2 * width * shape.expert_values * tokens + (0 if cpu else 2 * width * stay // ranks)
+    sent = full * whole * (width + 4) * of_others
     ends_sent = full * whole * (width + 4) * shape.ends
     head_sent = full * whole * width * shape.embedding
     all_inputs = (1 if on_host.activations else shape.layers) * inputs * recomputed
@@ -140,6 +149,7 @@ def trainer_rank(
         (0, ends, all_inputs, scored, TILE_COPIES * tile + 2 * head, 0, 0),
         (of_layer, gathered, all_inputs, backward, 0, sent + head_sent, 0),
         (first[0], gathered, first[1], first[2], 0, sent + head_sent, 0),
+        (0, bool(stay) * on_host.reference * width * (shape.ends + 2 * shape.layer_parameters), 0, backward, 0, 0, 0),
         (of_all, ends, 0, 0, 0, ends_sent, 0),
         (of_all, ends, 0, 0, 0, 0, max(matrix, on_host.optimizer * 2 * largest)),
     )

@@ -312,6 +312,7 @@ def _memory(run: RunFacts, around: Surroundings) -> dict[str, tuple[str, list[Me
                 sharing=run.sharing,
                 muon=run.muon,
                 reward_model=run.reward_model,
+                tokens_travel=run.tokens_travel,
             ),
             run.trainer_gpus,
             around.device(run.trainer_gpus, run.trainer_gpu),

@@ -4,6 +4,9 @@ In: hidden states of a pack, the router's choice of experts for each token. Out:
 are sorted by expert; each expert computes its own at once. Registered with transformers under `NAME` when this module is imported. Called by the
 models that `model` loads.
 
+Where each rank keeps its own experts (`keep_experts`), tokens travel instead of weights: each rank sends a token's state to the owners of its
+experts, and gets back what they make of it. Every rank must call this equally often.
+
 A token of a pack costs as many multiplications as its chosen experts have, however many there are. transformers' own loop takes a slice of the
 stack an expert, and its backward pass writes the whole stack for each: with 128 experts that is 128 times the gradient's memory traffic.
 """
@@ -14,14 +17,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Float, Int, Integer, Num
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import grouped_mm, linear
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from shoal.contracts.routes import RouteShape
-from shoal.models.places import stacks
+from shoal.models.places import DOWN, GATE_UP, stacks
 from shoal.models.routers import Routers, differs
+from shoal.training.parallel import waiting_for
 
 NAME = "shoal_grouped"
 """Name of this computation in a transformers configuration."""
@@ -37,12 +44,86 @@ def grouped_experts(
     choices = chosen.shape[1]
     order = chosen.reshape(-1).argsort(stable=True)
     counts = torch.bincount(chosen.reshape(-1), minlength=module.num_experts)
-    inner = module._apply_gate(grouped_linear(hidden[order // choices], module.gate_up_proj, counts))
-    sorted_out = grouped_linear(inner, module.down_proj, counts)
+    here, rows = (module.gate_up_proj, module.down_proj), hidden[order // choices]
+    kept = isinstance(here[0], DTensor)
+    sorted_out = by_owners(module, rows, counts) if kept else _feed_forward(module, rows, *here, counts)
+    found = sorted_out[_inverse(order)].view(*chosen.shape, -1) * weights[:, :, None]
+    return found.sum(dim=1).to(hidden.dtype)
+
+
+def keep_experts(model: torch.nn.Module, mesh: DeviceMesh) -> set[torch.nn.Parameter]:
+    """Cut the stacks of a model so that each rank has its own whole experts only, and give them: FSDP2 must ignore these.
+
+    They lie as FSDP2 would lay them, so states, exports and optimizers see no difference.
+    """
+    kept = set()
+    for module in stacks(model).values():
+        for name in (GATE_UP, DOWN):
+            whole = module._parameters[name]
+            assert whole is not None
+            mine = len(whole) // mesh.size()
+            part = whole.detach()[mesh.get_local_rank() * mine :][:mine].clone()
+            sharded = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
+            module._parameters[name] = torch.nn.Parameter(sharded, requires_grad=whole.requires_grad)
+            kept.add(module._parameters[name])
+    return kept
+
+
+def by_owners(
+    module: Any, rows: Float[Tensor, "rows hidden"], counts: Int[Tensor, " experts"]
+) -> Float[Tensor, "rows hidden"]:
+    """What the experts make of rows that are sorted by expert, each computed by the rank that has its expert. No row is ever left out.
+
+    A row travels four times a layer and update, hidden size x 2 bytes each in bfloat16, and twice more where activations are computed again. A rank
+    whose experts are chosen by all holds all ranks' rows; `expert_load_largest` says how uneven the choice is. Counts are read on the host.
+    """
+    mesh = module.gate_up_proj.device_mesh
+    group, ranks, place = mesh.get_group(), mesh.size(), mesh.get_local_rank()
+    sent = counts.view(ranks, -1)
+    received = torch.empty_like(sent)
+    with waiting_for("the numbers of tokens that go to experts", place):
+        dist.all_to_all_single(received, sent, group=group)
+    there, here = sent.sum(dim=1).tolist(), received.sum(dim=1).tolist()
+    found: Tensor = _Travel.apply(rows, there, here, group, place)
+    experts = torch.arange(received.shape[1], device=rows.device).repeat(ranks)
+    order = experts.repeat_interleave(received.flatten()).argsort(stable=True)
+    # A stack is kept in float32, and is computed with in the type of the rows.
+    gate_up, down = (stack.to_local().to(rows.dtype) for stack in (module.gate_up_proj, module.down_proj))
+    made = _feed_forward(module, found[order], gate_up, down, received.sum(dim=0))[_inverse(order)]
+    back: Tensor = _Travel.apply(made, here, there, group, place)
+    return back
+
+
+class _Travel(torch.autograd.Function):
+    """Rows in as many pieces as there are ranks: piece j of rank i becomes piece i of rank j. The gradient goes the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: Any, place: int) -> Tensor:
+        ctx.way_back = (received, sent, group, place)
+        return _travelled(rows, sent, received, group, place)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return _travelled(gradients[0], *ctx.way_back), None, None, None, None
+
+
+def _travelled(rows: Tensor, sent: list[int], received: list[int], group: Any, place: int) -> Tensor:
+    found = rows.new_empty(sum(received), *rows.shape[1:])
+    with waiting_for("the tokens of experts", place):
+        dist.all_to_all_single(found, rows.contiguous(), received, sent, group=group)
+    return found
+
+
+def _feed_forward(module: Any, rows: Tensor, gate_up: Tensor, down: Tensor, counts: Int[Tensor, " experts"]) -> Tensor:
+    """What the experts of two stacks make of rows that are sorted by expert, `counts` for each."""
+    return grouped_linear(module._apply_gate(grouped_linear(rows, gate_up, counts)), down, counts)
+
+
+def _inverse(order: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+    """The order that undoes this one."""
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
-    found = sorted_out[back].view(*chosen.shape, -1) * weights[:, :, None]
-    return found.sum(dim=1).to(hidden.dtype)
+    return back
 
 
 def grouped_linear(

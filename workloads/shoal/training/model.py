@@ -30,7 +30,7 @@ from shoal.training.attention import LAYER_TYPES, NAME
 from shoal.training.batches import MicroBatch
 from shoal.training.context_parallel import PackPart, part_of, undividable
 from shoal.training.experts import NAME as EXPERTS
-from shoal.training.experts import RecordedRoutes, RoutedTokens, uncomputable
+from shoal.training.experts import RecordedRoutes, RoutedTokens, keep_experts, uncomputable
 from shoal.training.host_copy import local, own_rows
 from shoal.training.logprobs import ACCELERATOR_TILE_ELEMENTS, TILE_ELEMENTS, Look, TileLoss, head_logprobs, head_loss
 from shoal.training.lora import LoraLinear, add_adapters, merged_weight
@@ -424,6 +424,9 @@ def _shard(policy: Policy, settings: TrainerSettings, ranks: Ranks | None, *, tr
     )
     offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if on_host else OffloadPolicy()
     options: dict[str, Any] = {"mesh": ranks.mesh, "mp_policy": precision, "offload_policy": offload}
+    # Weights in host memory must come to the device anyway, a layer at a time: a reference that is kept there is gathered as before.
+    if settings.expert_parallel == "Tokens" and ranks.world > 1 and not on_host:
+        options["ignored_params"] = keep_experts(policy.model, ranks.mesh)
     for layer in _layers(policy.model):
         fully_shard(layer, **options)
     # The root's weights (embedding, norm, head) are needed again at once by the backward pass, if there is one.
