@@ -137,7 +137,7 @@ RULES: tuple[Rule, ...] = (
         expression="self.authority.startsWith('https://') || self.authority.startsWith('http://')",
         message="must start with https:// or http://",
         field="authority",
-        good=_AZURE["workloadIdentity"],
+        good=_AZURE["workloadIdentity"] | {"authority": "https://login.microsoftonline.us"},
         bad=_AZURE["workloadIdentity"] | {"authority": "login.microsoftonline.com"},
     ),
     Rule(

@@ -148,8 +148,8 @@ def _egress(run: TrainingRun, component: str, edges: Sequence[Edge], relays: Rel
     ]
     if fellows := _fellows(run, component):
         rules.append({"to": fellows, **_fellow_ports(run)})
-    if component in STORE_CLIENTS and (ports := store_ports(run.spec.storage, keys=component != "pool")):
-        rules.append({"ports": [_port(number) for number in ports]})
+    if component in STORE_CLIENTS and (store := store_ports(run.spec.storage, keys=component != "pool")):
+        rules.append({"ports": [_port(number) for number in store]})
     if component == "relay" and relays.sources:
         rules.append({"ports": [_port(number) for number in url_ports(relays.sources)]})
     if component == "trainer" and (group := group_of(run)) is not None and group.lighthouse is not None:
