@@ -126,10 +126,11 @@ bench-operator: setup ## 1,000 pools on a real API server: benchmarks/results/op
 	@tools/build.sh kubernetes >/dev/null
 	$(PYTHON) -m benchmarks.operator
 
-tools: ## build the Go programs that tests and checks need (Vale, MinIO, versitygw, Helm, a Kubernetes control plane) into the user's cache
+tools: ## build the Go programs that tests and checks need (Vale, MinIO, versitygw, Azurite, Helm, a Kubernetes control plane) into the user's cache
 	@tools/build.sh vale
 	@tools/build.sh minio
 	@tools/build.sh versitygw
+	@tools/build.sh azurite
 	@tools/build.sh helm
 	@tools/build.sh kubernetes
 

@@ -1,9 +1,10 @@
-"""Real servers for tests: Redis, MinIO and versitygw on loopback addresses that this test run has for itself, and the waits around them.
+"""Real servers for tests: Redis, MinIO, versitygw and Azurite on loopback addresses that this test run has for itself, and the waits around them.
 
 `tests/conftest.py` turns these into fixtures. Every process that is started here dies with the test run (parent-death signal) and is ended by its own
 pid; nothing is ever found by name.
 """
 
+import base64
 import fcntl
 import json
 import os
@@ -253,6 +254,31 @@ def versitygw(address: str, folder: Path) -> S3Server:
     data.mkdir()
     server = S3Server([built("versitygw"), "--port", f"{address}:7070", "posix", str(data)], address, 7070, folder)
     server.environment = {"ROOT_ACCESS_KEY": server.access_key, "ROOT_SECRET_KEY": server.secret_key}
+    return server
+
+
+@dataclass
+class Azurite(Server):
+    """An Azurite with one account and one container, over TLS by a certificate in `folder`."""
+
+    account: str = "research"
+    key: str = base64.b64encode(b"shoal-test-account-key".ljust(64)).decode()
+    container: str = "rollouts"
+
+    @property
+    def endpoint(self) -> str:
+        return f"https://{self.address}:{self.port}/{self.account}"
+
+
+def azurite(address: str, folder: Path) -> Azurite:
+    """An Azurite that takes access tokens, not yet started. It wants `tls.crt` and `tls.key` in `folder`."""
+    server = Azurite([], address, 10000, folder)
+    server.command = [
+        built("azurite"), "--blobHost", address, "--blobPort", "10000", "--location", str(folder), "--oauth", "basic",
+        "--cert", str(folder / "tls.crt"), "--key", str(folder / "tls.key"), "--disableTelemetry", "--skipApiVersionCheck",
+        "--silent",
+    ]  # fmt: skip
+    server.environment = {"AZURITE_ACCOUNTS": f"{server.account}:{server.key}"}
     return server
 
 

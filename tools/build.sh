@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Builds a pinned Go tool (a folder beside this file with go.mod and go.sum) and prints the path of its program.
+# Builds a pinned tool (a folder beside this file with go.mod and go.sum, or with package-lock.json) and prints the path of its program.
 #
 #   tools/build.sh minio          build unless it is built, print the path
 #   tools/build.sh --path minio   print the path if it is built, otherwise nothing and status 4
 #   tools/build.sh kubernetes     the same; what is printed is the folder with kube-apiserver, etcd, kubectl and the others
 #
 # The program is the `tool` of go.mod, or the folder's own main.go. One with a file `names` goes by several names: it gets a folder of links.
+# One of Node.js is unpacked by npm; nothing of it runs before that. Its program has the folder's name, or the one in the file `program`.
 # Programs are kept outside the checkout, under $XDG_CACHE_HOME/shoal/tools (default ~/.cache), named by the digest of the lock and the Go version.
 # GOARCH=arm64 builds for other machines than this one, and has a name of its own.
 # Status 3: this machine has no Go that is new enough; the line on stderr says how to get it.
@@ -16,6 +17,27 @@ only_path=0
 tool=${1:?usage: tools/build.sh [--path] TOOL}
 cd "$(dirname "${BASH_SOURCE[0]}")/$tool"
 export PATH="$PATH:/usr/local/go/bin"
+
+if [[ -f package-lock.json ]]; then
+    command -v npm >/dev/null || { echo "tools: $tool needs Node.js 20 or later with npm: \`apt-get install nodejs npm\`, or https://nodejs.org" >&2; exit 3; }
+    folder=${XDG_CACHE_HOME:-$HOME/.cache}/shoal/tools
+    home=$folder/$tool-$(cat package.json package-lock.json | sha256sum | cut -c1-16)
+    program=$home/node_modules/.bin/$(cat program 2>/dev/null || echo "$tool")
+    if [[ ! -x $program ]]; then
+        ((only_path)) && exit 4
+        mkdir -p "$folder"
+        exec 9>"$folder/$tool.lock"
+        flock -w 3600 9
+        if [[ ! -x $program ]]; then
+            echo "tools: unpacking $tool; the first time this takes a minute" >&2
+            rm -rf "$home.partial" && mkdir "$home.partial" && cp package.json package-lock.json "$home.partial"
+            (cd "$home.partial" && nice -n 5 npm ci --ignore-scripts --omit=dev --no-audit --no-fund >&2)
+            mv -T "$home.partial" "$home"
+        fi
+    fi
+    echo "$program"
+    exit
+fi
 
 wanted=$(sed -n 's/^go //p' go.mod)
 no_go() {

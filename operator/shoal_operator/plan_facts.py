@@ -73,7 +73,7 @@ def run_facts(run: TrainingRun) -> RunFacts | None:
         trainer_gpus=trainer.gpu.count,
         trainer_gpu=_named(trainer.gpu),
         scratch=_bytes(claimed(trainer.scratch_volume, trainer.scratch_size).size),
-        store=_bytes(claimed(spec.store_volume, store.folder_size).size) if store.s3 is None else None,
+        store=_bytes(claimed(spec.store_volume, store.folder_size).size) if store.is_folder else None,
         anchor_every=spec.broadcast.anchor_every,
         shard_bytes=spec.broadcast.shard_bytes,
         relays=relays.replicas,

@@ -81,6 +81,8 @@ from shoal.contracts.protocol import (
     VersionAnnouncement,
 )
 from shoal.contracts.recipe import (
+    AzureStorage,
+    AzureWorkload,
     Curriculum,
     DrawnGaps,
     FileMean,
@@ -464,6 +466,17 @@ DOCUMENTS: dict[str, Contract] = {
             ),
         ),
         rollouts=Rollouts(hand_in_every_seconds=300),
+    ),
+    "run-config-azure": samples.run_config(
+        storage=StorageSpec(
+            azure=AzureStorage(
+                account="research",
+                container="rollouts",
+                workload_identity=AzureWorkload(
+                    service_account="store", tenant_id="example.org", client_id="66666666-7777-8888-9999-000000000000"
+                ),
+            )
+        )
     ),
     "run-config-several-versions": samples.run_config(rollouts=Rollouts(versions="Several")),
     "run-config-retention": samples.run_config(storage=StorageSpec(retention=Retention(keep="Verify", steps=4))),

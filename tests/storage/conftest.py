@@ -1,17 +1,25 @@
-"""The fixtures that run every test of a store on a folder and on real S3 servers: MinIO with static keys and with a workload's, and versitygw."""
+"""The fixtures that run every test of a store on a folder, on S3 servers (MinIO with static keys and with a workload's, versitygw) and on Azurite."""
 
+import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
-from places import READER, S3, S3_KINDS, Folder, Place, Trusting
+from entra import EXCHANGE, Entra
+from places import READER, S3, S3_KINDS, Azure, Azuring, Folder, Place, Trusting
 
 from oidc import AUDIENCE, Issuer
-from servers import Loopback, S3Server, minio, versitygw, wait_until
+from servers import ROOT, Loopback, S3Server, azurite, minio, versitygw, wait_until
 from shoal.storage import Store, open_store
+from shoal.storage.entra import EntraIdentity
 from shoal.storage.identity import IdentityRefused, TokenServiceAway, WebIdentity
+
+sys.path.insert(0, str(ROOT / "tests" / "broadcast"))
+from broadcast_certificates import Authority
 
 
 @pytest.fixture(scope="session")
@@ -54,6 +62,39 @@ def trusting(loopback: Loopback, tmp_path_factory: pytest.TempPathFactory) -> It
     issuer.close()
 
 
+@pytest.fixture(scope="session")
+def azuring(loopback: Loopback, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azuring]:
+    """A running Azurite with its container, and who gives access tokens for it. This process trusts its certificate."""
+    address, folder = loopback.address(), tmp_path_factory.mktemp("azurite")
+    with pytest.MonkeyPatch.context() as patch:
+        authority = Authority("tests")
+        authority.issue(folder, address)
+        trusted = folder / "ca.crt"
+        trusted.write_bytes(authority.pem)
+        patch.setenv("SSL_CERT_FILE", str(trusted))
+        issuer = Issuer(address)
+        made = Azuring(azurite(address, folder), Entra(address, issuer))
+        made.server.start()
+        issuer.write(folder / "token", audience=EXCHANGE)
+        make_container(made)
+        yield made
+        made.server.stop()
+        made.entra.close()
+        issuer.close()
+
+
+def make_container(azuring: Azuring) -> None:
+    """One request as the workload: no client of Azure's is needed for it."""
+    identity = EntraIdentity(azuring.workload(), azuring.server.folder / "token")
+    headers = {"Authorization": f"Bearer {identity.keys().token}", "x-ms-version": "2023-11-03"}
+    url = f"{azuring.server.endpoint}/{azuring.server.container}?restype=container"
+    with httpx.Client(
+        trust_env=False, verify=ssl.create_default_context(cafile=azuring.server.folder / "ca.crt")
+    ) as client:
+        answer = client.put(url, headers=headers)
+    assert answer.status_code == 201, answer.text
+
+
 def an_s3(kind: str, request: pytest.FixtureRequest, home: Path) -> S3:
     """One of the S3 servers, with a prefix of this test's own."""
     prefix = f"t{abs(hash(request.node.nodeid)) % 10**12}"
@@ -63,11 +104,31 @@ def an_s3(kind: str, request: pytest.FixtureRequest, home: Path) -> S3:
     return S3(request.getfixturevalue(f"{kind}_server"), home, prefix)
 
 
-@pytest.fixture(params=["folder", "minio", "versitygw"])
+@pytest.fixture(params=["folder", "minio", "versitygw", "azure"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Where a store is, empty at the start of every test; `SHOAL_HOME` is this test's own folder."""
     monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
-    made: Place = Folder(tmp_path) if request.param == "folder" else an_s3(request.param, request, tmp_path)
+    made: Place
+    if request.param == "folder":
+        made = Folder(tmp_path)
+    elif request.param == "azure":
+        made = an_azure(request, tmp_path)
+    else:
+        made = an_s3(request.param, request, tmp_path)
+    yield made
+    made.bring_back()
+
+
+def an_azure(request: pytest.FixtureRequest, home: Path) -> Azure:
+    """The container, with a prefix of this test's own."""
+    return Azure(request.getfixturevalue("azuring"), home, f"t{abs(hash(request.node.nodeid)) % 10**12}")
+
+
+@pytest.fixture
+def azure(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Azure]:
+    """Azure alone, for what others do not do."""
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
+    made = an_azure(request, tmp_path)
     yield made
     made.bring_back()
 

@@ -1,4 +1,4 @@
-"""The two kinds of store, each with a way to take it away and to bring it back."""
+"""The kinds of store, each with a way to take it away and to bring it back."""
 
 import base64
 import hashlib
@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from entra import CLIENT, EXCHANGE, TENANT, Entra
+
 from oidc import AUDIENCE, Issuer
 from samples import RUN, run_config
-from servers import S3Server
-from shoal.contracts.recipe import S3Storage, WorkloadIdentity
+from servers import Azurite, S3Server
+from shoal.contracts.recipe import AzureStorage, AzureWorkload, S3Storage, WorkloadIdentity
 from shoal.contracts.run import RunConfig
 from shoal.storage import Store
+from shoal.storage.entra import entra_of
 from shoal.storage.identity import TOKEN_FILE, identity_of
-from shoal.storage.store import open_bucket, open_folder
+from shoal.storage.store import open_bucket, open_container, open_folder
 
 
 class Folder:
@@ -46,6 +49,8 @@ S3_KINDS = {
     "versitygw": ("versitygw", "static keys"),
 }
 """Server and way to its keys of each S3 store that the tests run on."""
+IDENTITY_MODES = {mode for _, mode in S3_KINDS.values()} | {"Entra"}
+"""Ways to reach a store over the network that the tests run on."""
 READER = "readers.shoal.test"
 """Audience of tokens for the role that may only read."""
 
@@ -106,4 +111,60 @@ class S3:
             self.server.start()
 
 
-Place = Folder | S3
+@dataclass(frozen=True)
+class Azuring:
+    """An Azurite, and the stand-in for Entra whose access tokens it takes for those of an issuer's service account."""
+
+    server: Azurite
+    entra: Entra
+
+    @property
+    def issuer(self) -> Issuer:
+        return self.entra.trusted
+
+    def workload(self, **changes: Any) -> AzureWorkload:
+        fields = {"service_account": "store", "tenant_id": TENANT, "client_id": CLIENT, "authority": self.entra.url}
+        return AzureWorkload(**fields | changes)
+
+    def spec(self, **changes: Any) -> AzureStorage:
+        server = self.server
+        return AzureStorage(
+            account=server.account,
+            container=server.container,
+            endpoint=server.endpoint,
+            workload_identity=self.workload(**changes),
+        )
+
+
+class Azure:
+    """A container of Azurite, asked as a workload; away means that it was stopped. `prefix` keeps tests apart."""
+
+    kind = "azure"
+
+    def __init__(self, azuring: Azuring, home: Path, prefix: str) -> None:
+        self.server = azuring.server
+        self.home = home
+        self.prefix = prefix
+        self.spec = azuring.spec()
+        self.token_file = home / "secrets" / "store" / TOKEN_FILE
+        azuring.issuer.write(self.token_file, audience=EXCHANGE)
+
+    def config(self) -> RunConfig:
+        config = run_config()
+        update = {"prefix": self.prefix, "azure": self.spec}
+        return config.model_copy(update={"storage": config.storage.model_copy(update=update)})
+
+    def open(self, *, prefix: str = "", deadline_seconds: float = 20.0) -> Store:
+        identity = entra_of(self.spec, self.home)
+        return open_container(self.spec, prefix or f"{self.prefix}/{RUN}", identity, deadline_seconds=deadline_seconds)
+
+    def take_away(self) -> None:
+        self.server.stop()  # in order: a killed Azurite forgets the writes of its last seconds
+
+    def bring_back(self) -> None:
+        assert self.server.process is not None
+        if self.server.process.poll() is not None:
+            self.server.start()
+
+
+Place = Folder | S3 | Azure

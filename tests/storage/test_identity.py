@@ -336,10 +336,9 @@ def test_nothing_of_a_grant_but_its_form_is_of_use_to_a_stranger(s3: S3) -> None
             assert answer.status_code == 403
 
 
-def test_the_recorded_figures_are_what_these_tests_run_on() -> None:
+def test_the_recorded_figure_is_what_these_tests_run_on() -> None:
     figures = json.loads((ROOT / "benchmarks/results/citizen.json").read_text())
-    servers, modes = (len(set(each)) for each in zip(*S3_KINDS.values(), strict=True))
-    assert (figures["s3_servers"], figures["identity_modes"]) == (servers, modes)
+    assert figures["s3_servers"] == len({server for server, _ in S3_KINDS.values()})
 
 
 def test_the_text_of_keys_shows_nothing(s3: S3) -> None:

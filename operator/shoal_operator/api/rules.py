@@ -33,6 +33,16 @@ from shoal_operator.api.validator_rules import VALIDATOR_RULES
 from shoal_operator.api.vine_rules import VINE_RULES
 from shoal_operator.api.volume_rules import VOLUME_RULES
 
+_AZURE: dict[str, Any] = {
+    "account": "research",
+    "container": "rollouts",
+    "workloadIdentity": {
+        "serviceAccount": "store",
+        "tenantId": "example.org",
+        "clientId": "0" * 8 + "-0000-0000-0000-" + "0" * 12,
+    },
+}
+
 RULES: tuple[Rule, ...] = (
     *ALGORITHM_RULES,
     *OBJECTIVE_RULES,
@@ -102,6 +112,33 @@ RULES: tuple[Rule, ...] = (
         field="",
         good={"credentialsSecret": "store"},
         bad={"endpoint": "http://minio:9000"},
+    ),
+    Rule(
+        model="StorageSpec",
+        expression="!has(self.s3) || !has(self.azure)",
+        message="names one store: s3 or azure",
+        field="",
+        good={"azure": _AZURE},
+        bad={
+            "azure": _AZURE,
+            "s3": {"endpoint": "http://minio:9000", "bucket": "rollouts", "credentialsSecret": "store"},
+        },
+    ),
+    Rule(
+        model="AzureStorage",
+        expression="!has(self.endpoint) || self.endpoint.startsWith('https://') || self.endpoint.startsWith('http://')",
+        message="must start with https:// or http://",
+        field="endpoint",
+        good=_AZURE,
+        bad=_AZURE | {"endpoint": "research.blob.core.windows.net"},
+    ),
+    Rule(
+        model="AzureWorkload",
+        expression="self.authority.startsWith('https://') || self.authority.startsWith('http://')",
+        message="must start with https:// or http://",
+        field="authority",
+        good=_AZURE["workloadIdentity"] | {"authority": "https://login.microsoftonline.us"},
+        bad=_AZURE["workloadIdentity"] | {"authority": "login.microsoftonline.com"},
     ),
     Rule(
         model="WorkloadIdentity",

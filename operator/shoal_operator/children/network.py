@@ -148,8 +148,8 @@ def _egress(run: TrainingRun, component: str, edges: Sequence[Edge], relays: Rel
     ]
     if fellows := _fellows(run, component):
         rules.append({"to": fellows, **_fellow_ports(run)})
-    if component in STORE_CLIENTS and run.spec.storage.s3 is not None:
-        rules.append({"ports": [_port(number) for number in store_ports(run.spec.storage, keys=component != "pool")]})
+    if component in STORE_CLIENTS and (store := store_ports(run.spec.storage, keys=component != "pool")):
+        rules.append({"ports": [_port(number) for number in store]})
     if component == "relay" and relays.sources:
         rules.append({"ports": [_port(number) for number in url_ports(relays.sources)]})
     if component == "trainer" and (group := group_of(run)) is not None and group.lighthouse is not None:
@@ -225,7 +225,12 @@ def _is_of_a_hub(environment: str) -> bool:
 
 
 def store_ports(storage: StorageSpec, *, keys: bool) -> list[int]:
-    """Ports of the object store, and of the service that gives `keys` for it. A policy knows no names, so the port alone is what it can say."""
+    """Ports of the object store, and of the service that gives `keys` for it. A policy knows no names, so the port alone is what it can say.
+
+    Whoever has no keys has no business at a store of Azure: the orchestrator takes uploads.
+    """
+    if storage.azure is not None:
+        return url_ports([storage.azure.url, storage.azure.workload_identity.authority]) if keys else []
     s3 = storage.s3
     if s3 is None:
         return []

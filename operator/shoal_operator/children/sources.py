@@ -51,7 +51,7 @@ def is_restored(run: TrainingRun) -> bool:
 
 def source_mounts(run_name: str, spec: TrainingRunSpec) -> tuple[Mount, ...]:
     """Their folder stores, and that of the offline filter's run, at `others/<run>/`, to be read; runs in one bucket need no mount."""
-    if spec.storage.s3 is not None:
+    if not spec.storage.is_folder:
         return ()
     runs = dict.fromkeys(source.run for source in sources(spec))
     if spec.tasks.sampled_filter is not None:

@@ -55,11 +55,11 @@ def ui_children(run: TrainingRun, replicas: int, config_hash: str) -> list[Objec
 
 def _store(run: TrainingRun) -> tuple[Mount, ...]:
     """The page's token and the store, to be read: a folder store's claim without leave to write, or credentials."""
-    name, s3, spec = run.metadata.name, run.spec.storage.s3, run.spec.ui
+    name, spec = run.metadata.name, run.spec.ui
     token = names.ui_token(name)
-    if s3 is not None:
-        own = spec.credentials_secret if spec is not None else None
-        return (secrets(token, store_access(s3, own)),)
+    own = spec.credentials_secret if spec is not None else None
+    if (access := store_access(run.spec.storage, own)) is not None:
+        return (secrets(token, access),)
     return secrets(token), *store_to_read(name, run.spec.storage, None)
 
 

@@ -32,6 +32,13 @@ def beyond_one_machine(run: TrainingRun, source: str) -> list[Mistake]:
                 "one machine gives no service account tokens: name keys in credentialsSecret, and give them by --secret",
             )
         )
+    if spec.storage.azure is not None:
+        mistakes.append(
+            (
+                "spec.storage.azure",
+                "one machine gives no service account tokens: leave it out for a folder, or use storage.s3 with credentialsSecret",
+            )
+        )
     for path, template in pod_templates(run).items():
         if template.volumes or any(each.volume_mounts for each in template.containers or ()):
             mistakes.append(

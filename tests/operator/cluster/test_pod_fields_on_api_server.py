@@ -1,8 +1,10 @@
 """Every field of a `podTemplate` reaches the pods that real controllers make, and what a cluster refuses is said with its remedy.
 
 A policy of the API server plays OpenShift's restricted-v2: a namespace's pods have user ids of its own range, or leave them to admission.
+`benchmarks/results/citizen.json` says how many fields and how many parts these tests see; they hold the figures.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,12 +13,18 @@ from cluster_story import Story
 from kube_client import Kube, Object, make_namespace
 from operator_process import OperatorProcess, StartOperator, install_operator
 
+from servers import ROOT
+from shoal_operator.children import names
+
 TEMPLATE: Object = {
     "labels": {"team": "rl"},
     "annotations": {"example.org/cost-centre": "42"},
     "nodeSelector": {"disk": "fast"},
     "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
     "schedulerName": "lab-scheduler",
+    "nodeAffinity": [{"key": "pool", "operator": "In", "values": ["gpu"]}],
+    "priorityClassName": "research",
+    "runtimeClassName": "sandboxed",
     "topologySpreadConstraints": [
         {
             "maxSkew": 1,
@@ -59,12 +67,29 @@ def has(found: list[Object], **wanted: Any) -> bool:
     return any(wanted.items() <= each.items() for each in found)
 
 
+MADE_BY_ADMINS: list[Object] = [
+    {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "research"}, "value": 7},
+    {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "sandboxed"}, "handler": "gvisor"},
+]
+"""What must exist before the API server takes a pod that names it."""
+POOLS: list[Object] = [
+    {
+        "name": "pool",
+        "podTemplate": TEMPLATE,
+        "gpu": {"count": 1, "resource": "amd.com/gpu", "type": "MI300X", "typeLabel": "amd.com/gpu.product-name"},
+    },
+    {"name": "slices", "gpu": {"count": 2, "resource": "nvidia.com/mig-3g.40gb"}},
+    {"name": "claims", "gpu": {"count": 2, "claimTemplate": "two-gpus"}},
+]
 FIELDS: dict[str, Callable[[Object], bool]] = {
     "labels": lambda pod: pod["metadata"]["labels"]["team"] == "rl",
     "annotations": lambda pod: pod["metadata"]["annotations"]["example.org/cost-centre"] == "42",
-    "nodeSelector": lambda pod: pod["spec"]["nodeSelector"] == {"disk": "fast"},
+    "nodeSelector": lambda pod: pod["spec"]["nodeSelector"]["disk"] == "fast",
     "tolerations": lambda pod: has(pod["spec"]["tolerations"], key="gpu", effect="NoSchedule"),
     "schedulerName": lambda pod: pod["spec"]["schedulerName"] == "lab-scheduler",
+    "nodeAffinity": lambda pod: "nodeAffinity" in pod["spec"]["affinity"],
+    "priorityClassName": lambda pod: pod["spec"]["priority"] == 7,
+    "runtimeClassName": lambda pod: pod["spec"]["runtimeClassName"] == "sandboxed",
     "topologySpreadConstraints": lambda pod: has(pod["spec"]["topologySpreadConstraints"], topologyKey="zone"),
     "affinity": lambda pod: "podAntiAffinity" in pod["spec"]["affinity"],
     "resourceClaims": lambda pod: has(pod["spec"]["resourceClaims"], resourceClaimTemplateName="rdma"),
@@ -80,32 +105,54 @@ FIELDS: dict[str, Callable[[Object], bool]] = {
     "containers.resources.claims": lambda pod: has(worker(pod)["resources"]["claims"], name="nic"),
     "containers.volumeMounts": lambda pod: has(worker(pod)["volumeMounts"], mountPath="/models"),
     "gpu.resource": lambda pod: worker(pod)["resources"]["limits"]["amd.com/gpu"] == "1",
+    "gpu.type": lambda pod: "MI300X" in pod["spec"]["nodeSelector"].values(),
+    "gpu.typeLabel": lambda pod: "amd.com/gpu.product-name" in pod["spec"]["nodeSelector"],
 }
-"""A field, and how one sees that a pod has it."""
+"""A field, and how one sees that the first pool's pod has it."""
+OF_OTHERS: dict[str, tuple[str, Callable[[Object], bool]]] = {
+    "gpu.count": ("slices", lambda pod: worker(pod)["resources"]["limits"]["nvidia.com/mig-3g.40gb"] == "2"),
+    "gpu.claimTemplate": (
+        "claims",
+        lambda pod: has(pod["spec"]["resourceClaims"], resourceClaimTemplateName="two-gpus"),
+    ),
+}
+"""The same for fields that another pool has."""
+ELSEWHERE = {"hostNetwork"}
+"""Fields with a test of their own below."""
 
 
 @pytest.fixture(scope="module")
-def worker_pod(kube: Kube, operator: OperatorProcess, node: Any, orchestrators: Any) -> Iterator[Object]:
-    """A pod of a run's pool with all of these fields, as the StatefulSet's controller made it."""
+def worker_pods(kube: Kube, operator: OperatorProcess, node: Any, orchestrators: Any) -> Iterator[dict[str, Object]]:
+    """A pod of each of a run's pools with all of these fields, as the StatefulSet's controller made it."""
     namespace = make_namespace(kube)
+    for made in MADE_BY_ADMINS:
+        kube.create(made)
     kube.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "cloud", "namespace": namespace}})
     story = Story(kube, namespace, node, orchestrators)
-    story.create(
-        inferencePools=[
-            {"name": "pool", "replicas": 1, "podTemplate": TEMPLATE, "gpu": {"count": 1, "resource": "amd.com/gpu"}}
-        ]
-    )
-    yield story.wait_there("Pod", "sums-pool-0")
+    story.create(inferencePools=[{"replicas": 1, **pool} for pool in POOLS])
+    yield {pool["name"]: story.wait_there("Pod", f"sums-{pool['name']}-0") for pool in POOLS}
     kube.delete("Namespace", namespace)
+    for made in MADE_BY_ADMINS:
+        kube.delete(made["kind"], made["metadata"]["name"])
 
 
-@pytest.mark.parametrize("field", FIELDS)
-def test_a_field_reaches_the_pod(field: str, worker_pod: Object) -> None:
-    assert FIELDS[field](worker_pod)
+@pytest.mark.parametrize("field", [*FIELDS, *OF_OTHERS])
+def test_a_field_reaches_the_pod(field: str, worker_pods: dict[str, Object]) -> None:
+    pool, reaches = OF_OTHERS.get(field) or ("pool", FIELDS[field])
+    assert reaches(worker_pods[pool])
 
 
-def test_a_pod_has_no_token_of_the_api_server_whatever_its_account(worker_pod: Object) -> None:
-    assert worker_pod["spec"]["automountServiceAccountToken"] is False
+def test_a_pod_has_no_token_of_the_api_server_whatever_its_account(worker_pods: dict[str, Object]) -> None:
+    assert worker_pods["pool"]["spec"]["automountServiceAccountToken"] is False
+
+
+def recorded() -> Any:
+    """The figures of `benchmarks/results/citizen.json`."""
+    return json.loads((ROOT / "benchmarks/results/citizen.json").read_text())
+
+
+def test_the_recorded_figure_is_the_fields_that_these_tests_see() -> None:
+    assert recorded()["pod_fields_reachable"] == len({*FIELDS, *OF_OTHERS, *ELSEWHERE})
 
 
 def test_a_field_that_no_pod_has_is_said_and_what_runs_stays(story: Story, operator: OperatorProcess) -> None:
@@ -178,3 +225,16 @@ def test_a_run_works_where_a_namespace_has_user_ids_of_its_own(
     story.running()
     made = kube.list("Pod", story.namespace)
     assert {"runAsUser", "fsGroup"}.isdisjoint({key for pod in made for key in pod["spec"]["securityContext"]})
+    parts = {pod["metadata"]["labels"][names.COMPONENT_LABEL] for pod in made}
+    assert recorded()["openshift_uids"] == len(parts), sorted(parts)
+
+
+def test_the_nodes_network_reaches_pods_where_an_admin_and_the_namespace_allow_it(
+    story: Story, start_operator: StartOperator, kube: Kube
+) -> None:
+    level = {"pod-security.kubernetes.io/enforce": "privileged"}
+    kube.merge("Namespace", story.namespace, None, {"metadata": {"labels": level}})
+    install_operator(kube, "--all-namespaces")
+    start_operator("--all-namespaces", "--runs", '{"hostNetwork": true}', install_rbac=False)
+    story.create(inferencePools=[{"name": "pool", "replicas": 1, "podTemplate": {"hostNetwork": True}}])
+    assert story.wait_there("Pod", "sums-pool-0")["spec"]["hostNetwork"] is True

@@ -52,6 +52,7 @@ BESIDE: dict[str, Object] = {
 AROUND: dict[str, Object] = {
     "LengthReward": {"sampling": {"maxCompletionTokens": 4096}, "recipe": {"maxSequenceLength": 8192}},
     "RollBack": {"steps": 1000},
+    "AzureWorkload": {"storage": {"azure": {"account": "research", "container": "rollouts"}}},
     "WorkloadIdentity": {"storage": {"s3": {"endpoint": "http://s3", "bucket": "rollouts"}}},
     "GenerateSettings": {"mode": "Generate"},
     "SftSettings": {"mode": "SFT"},

@@ -32,6 +32,16 @@ def run(**spec: Any) -> TrainingRun:
 
 IDENTITY = {"serviceAccount": "store", "roleArn": "arn:aws:iam::1:role/research", "stsEndpoint": "https://sts.example"}
 
+AZURE = {
+    "account": "research",
+    "container": "rollouts",
+    "workloadIdentity": {
+        "serviceAccount": "store",
+        "tenantId": "example.org",
+        "clientId": "0" * 8 + "-0000-0000-0000-" + "0" * 12,
+    },
+}
+
 
 @pytest.mark.parametrize(
     ("spec", "problem"),
@@ -41,6 +51,7 @@ IDENTITY = {"serviceAccount": "store", "roleArn": "arn:aws:iam::1:role/research"
             {"storage": {"s3": {"endpoint": "http://s3", "bucket": "rollouts", "workloadIdentity": IDENTITY}}},
             "run.yaml: spec.storage.s3.workloadIdentity: one machine gives no service account tokens",
         ),
+        ({"storage": {"azure": AZURE}}, "run.yaml: spec.storage.azure: one machine gives no service account tokens"),
         ({"relayServerRef": "shared"}, "run.yaml: spec.relayServerRef: one machine has no objects that others made"),
         ({"validatorRef": "strict"}, "run.yaml: spec.validatorRef: one machine has no objects that others made"),
         ({"inferencePoolRefs": ["a"]}, "run.yaml: spec.inferencePoolRefs: one machine has no objects that others made"),

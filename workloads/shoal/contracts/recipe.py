@@ -561,6 +561,44 @@ class S3Storage(SpecModel):
     )
 
 
+class AzureWorkload(SpecModel):
+    """An access token of Microsoft Entra ID, which it gives for a service account's token (OAuth 2.0 client credentials with an assertion)."""
+
+    service_account: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")] = Field(
+        ...,
+        description="Service account of the parts that read or write the store; it must exist in the run's namespace.",
+    )
+    tenant_id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,252}$")] = Field(
+        ..., description="Tenant of the application, by its id or domain."
+    )
+    client_id: Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F-]{36}$")] = Field(
+        ...,
+        description="Application or managed identity whose federated credential names the service account. It needs to read, write and delete blobs.",
+    )
+    authority: ShortText = Field(
+        "https://login.microsoftonline.com", description="URL of the token service; national clouds have others."
+    )
+    audience: ShortText = Field("api://AzureADTokenExchange", description="Audience that the token is made for.")
+
+
+class AzureStorage(SpecModel):
+    """A container of Azure Blob Storage. The orchestrator takes strangers' uploads, as with a folder."""
+
+    account: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]{3,24}$")] = Field(..., description="Storage account.")
+    container: Annotated[str, StringConstraints(max_length=63, pattern=r"^[a-z0-9](-?[a-z0-9]){2,62}$")] = Field(
+        ..., description="Container; it must exist."
+    )
+    endpoint: ShortText | None = Field(
+        None, description="URL of the blob service; absent: https://ACCOUNT.blob.core.windows.net."
+    )
+    workload_identity: AzureWorkload = Field(..., description="Who the store is asked as.")
+
+    @property
+    def url(self) -> str:
+        """URL of the blob service."""
+        return self.endpoint or f"https://{self.account}.blob.core.windows.net"
+
+
 class Retention(SpecModel):
     """What the store keeps of steps that are past. The ledger, batches, beacons, verdicts and findings always stay."""
 
@@ -573,18 +611,24 @@ class Retention(SpecModel):
 
 
 class StorageSpec(SpecModel):
-    """The object store: a folder by default, an S3-compatible store when `s3` is given."""
+    """The object store: a folder by default, an S3-compatible store when `s3` is given, Azure Blob Storage with `azure`."""
 
     prefix: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] = Field(
         "shoal", description="First part of every object key."
     )
     s3: S3Storage | None = Field(None, description="Use this store instead of a folder.")
+    azure: AzureStorage | None = Field(None, exclude_if=unset, description="Use this container instead of a folder.")
     folder_size: ShortText = Field("20Gi", description="Size of the volume that holds the folder store.")
     retention: Retention | None = Field(
         None,
         exclude_if=unset,
         description="What is kept of past steps; absent: what an audit reads, and 16 steps whole.",
     )
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the store is a volume of the run."""
+        return self.s3 is None and self.azure is None
 
 
 class FileMean(SpecModel):

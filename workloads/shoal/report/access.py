@@ -22,8 +22,7 @@ from shoal.ledger.audit import BadLedger
 from shoal.ledger.reading import newest_roster
 from shoal.ledger.source import LedgerSource
 from shoal.storage import NotFound, StoreUnavailable
-from shoal.storage.identity import identity_of
-from shoal.storage.store import Store, open_bucket, open_folder
+from shoal.storage.store import Store, open_in
 from shoal.text import plain
 
 STORE_DEADLINE_SECONDS = 20.0
@@ -84,15 +83,10 @@ def open_home(home: Path) -> RunAccess:
         config = RunConfig.from_json(path.read_bytes())
     except ValidationError as error:
         raise NoRun(f"{path} is of another version of shoal: {error.error_count()} fields do not fit") from error
+    if config.storage.is_folder and not (home / "store").is_dir():
+        raise NoRun(f"{home / 'store'} does not exist: somebody removed the run's object store")
     prefix = f"{config.storage.prefix}/{config.run}"
-    if config.storage.s3 is None:
-        root = home / "store"
-        if not root.is_dir():
-            raise NoRun(f"{root} does not exist: somebody removed the run's object store")
-        store = open_folder(root, prefix, deadline_seconds=STORE_DEADLINE_SECONDS)
-    else:
-        identity = identity_of(config.storage.s3, home)
-        store = open_bucket(config.storage.s3, prefix, identity, deadline_seconds=STORE_DEADLINE_SECONDS)
+    store = open_in(config.storage, prefix, home, home / "store", deadline_seconds=STORE_DEADLINE_SECONDS)
     return RunAccess(config, store, config.trust)
 
 

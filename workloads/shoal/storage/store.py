@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, TypeVar
 import obstore
 import structlog
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
-from obstore.store import LocalStore, S3Store
+from obstore.store import AzureStore, LocalStore, S3Store
 
 from shoal.contracts import keys
-from shoal.contracts.recipe import S3Storage
+from shoal.contracts.recipe import AzureStorage, S3Storage, StorageSpec
 from shoal.contracts.run import RunConfig, home
 from shoal.retries import Backoff, retrying
-from shoal.storage.identity import Identity, IdentityRefused, Keys, StaticKeys, identity_of
+from shoal.storage.entra import Bearer, EntraIdentity, entra_of
+from shoal.storage.identity import Identity, IdentityRefused, Keys, S3Identity, StaticKeys, identity_of
 
 if TYPE_CHECKING:
-    from obstore.store import S3Credential
+    from obstore.store import AzureCredential, ClientConfig, S3Credential
 
 Answer = TypeVar("Answer")
 
@@ -74,7 +75,7 @@ class Store:
 
     def __init__(
         self,
-        backend: LocalStore | S3Store,
+        backend: LocalStore | S3Store | AzureStore,
         prefix: str,
         *,
         root: Path | None = None,
@@ -83,7 +84,7 @@ class Store:
     ) -> None:
         """`prefix` is put before every key; `root` is the folder of a folder store (its absence means the store is away).
 
-        `identity` is who an S3 store is asked as: its refusals are said as they are, before the store is asked.
+        `identity` is who a store over the network is asked as: its refusals are said as they are, before the store is asked.
         """
         self._backend = backend
         self._prefix = prefix.strip("/")
@@ -94,13 +95,15 @@ class Store:
 
     @property
     def kind(self) -> str:
-        """`folder` or `s3`."""
-        return "s3" if self._root is None else "folder"
+        """`folder`, `s3` or `azure`."""
+        if self._root is not None:
+            return "folder"
+        return "azure" if isinstance(self._backend, AzureStore) else "s3"
 
     def local_path(self, key: str) -> Path:
-        """Where a folder store keeps `key`; raises TypeError for S3, where there is no such place."""
+        """Where a folder store keeps `key`; raises TypeError for others, where there is no such place."""
         if self._root is None:
-            raise TypeError("an S3 store has no local paths")
+            raise TypeError(f"the {self.kind} store has no local paths")
         return self._root / self._full(key)
 
     def get(self, key: str) -> bytes:
@@ -374,10 +377,16 @@ def open_island_store(config: RunConfig, island: str, deadline_seconds: float = 
 
 
 def _open(config: RunConfig, prefix: str, folder: Path, deadline_seconds: float) -> Store:
-    if config.storage.s3 is None:
-        return open_folder(folder, prefix, deadline_seconds=deadline_seconds)
-    spec = config.storage.s3
-    return open_bucket(spec, prefix, identity_of(spec, home()), deadline_seconds=deadline_seconds)
+    return open_in(config.storage, prefix, home(), folder, deadline_seconds=deadline_seconds)
+
+
+def open_in(storage: StorageSpec, prefix: str, pod: Path, folder: Path, *, deadline_seconds: float = 120.0) -> Store:
+    """The store that a manifest names. `pod` is the pod's folder, for what it asks the store with; `folder` is the volume of a folder store."""
+    if storage.s3 is not None:
+        return open_bucket(storage.s3, prefix, identity_of(storage.s3, pod), deadline_seconds=deadline_seconds)
+    if storage.azure is not None:
+        return open_container(storage.azure, prefix, entra_of(storage.azure, pod), deadline_seconds=deadline_seconds)
+    return open_folder(folder, prefix, deadline_seconds=deadline_seconds)
 
 
 def open_folder(root: Path, prefix: str, *, deadline_seconds: float = 120.0) -> Store:
@@ -392,7 +401,7 @@ def open_s3(
     return open_bucket(spec, prefix, StaticKeys(access_key, secret_key), deadline_seconds=deadline_seconds)
 
 
-def open_bucket(spec: S3Storage, prefix: str, identity: Identity, *, deadline_seconds: float = 120.0) -> Store:
+def open_bucket(spec: S3Storage, prefix: str, identity: S3Identity, *, deadline_seconds: float = 120.0) -> Store:
     """An S3-compatible store, path-style (MinIO). obstore's own retries are off: ours say what they wait for, and `create` counts them."""
     backend = S3Store(
         bucket=spec.bucket,
@@ -402,16 +411,39 @@ def open_bucket(spec: S3Storage, prefix: str, identity: Identity, *, deadline_se
         credential_provider=lambda: _for_obstore(identity.keys()),
         virtual_hosted_style_request=False,
         copy_if_not_exists="multipart",  # a copy by parts may be completed on a condition, a plain one may not
-        client_options={
-            "allow_http": spec.endpoint.startswith("http://"),
-            # Of one request, body included: a checkpoint may be large, so only silence is bounded closely.
-            "timeout": timedelta(hours=1),
-            "read_timeout": timedelta(seconds=min(SILENCE_SECONDS, deadline_seconds)),
-            "connect_timeout": timedelta(seconds=min(5.0, deadline_seconds)),
-        },
+        client_options=_client_options(spec.endpoint, deadline_seconds),
         retry_config={"max_retries": 0},
     )
     return Store(backend, prefix, identity=identity, deadline_seconds=deadline_seconds)
+
+
+def open_container(
+    spec: AzureStorage, prefix: str, identity: EntraIdentity, *, deadline_seconds: float = 120.0
+) -> Store:
+    """A container of Azure Blob Storage. What it is asked with is renewed as for S3."""
+    backend = AzureStore(
+        container_name=spec.container,
+        account_name=spec.account,
+        endpoint=spec.url,
+        credential_provider=lambda: _for_azure(identity.keys()),
+        client_options=_client_options(spec.url, deadline_seconds),
+        retry_config={"max_retries": 0},
+    )
+    return Store(backend, prefix, identity=identity, deadline_seconds=deadline_seconds)
+
+
+def _client_options(endpoint: str, deadline_seconds: float) -> "ClientConfig":
+    return {
+        "allow_http": endpoint.startswith("http://"),
+        # Of one request, body included: a checkpoint may be large, so only silence is bounded closely.
+        "timeout": timedelta(hours=1),
+        "read_timeout": timedelta(seconds=min(SILENCE_SECONDS, deadline_seconds)),
+        "connect_timeout": timedelta(seconds=min(5.0, deadline_seconds)),
+    }
+
+
+def _for_azure(held: Bearer) -> "AzureCredential":
+    return {"token": held.token, "expires_at": datetime.fromtimestamp(held.expires_unix, UTC)}
 
 
 def _for_obstore(keys_now: Keys) -> "S3Credential":

@@ -135,7 +135,7 @@ def make_app(
     _add_node_routes(app, state, gate, call)
     _add_validator_routes(app, state, gate, call)
     add_admin_routes(app, state, admin_token, call)
-    if state.store.kind == "folder":
+    if state.store.kind != "s3":
         _add_staging_route(app, state, temporary)
     api_pages.describe(app, api_pages.ORCHESTRATOR)
     return app
@@ -303,7 +303,7 @@ def _add_validator_routes(app: FastAPI, state: RunState, gate: Gate, call: Calla
 
 
 def _add_staging_route(app: FastAPI, state: RunState, temporary: Path) -> None:
-    """Uploads into a folder store; the policy in the form is the permission."""
+    """Uploads into a store that gives strangers no form of its own; the policy in the form is the permission."""
 
     def check(fields: dict[str, str]) -> tuple[str, int]:
         try:
