@@ -3,7 +3,7 @@
 `python -m benchmarks.agents.verifiers_environments [NAME ...]` takes the packages of `verifiers_packages`. A scripted engine (`verifiers_scripts`)
 stands where the model is. A worker in a process of its own plays the episodes with Shoal's loop, and claims rewards for their tokens and masks. The
 validator checks their shape, answers all calls again, and scores. With `--vf-eval FOLDER` (packages `prime-runs`, `prime-traces` and `uv`, installed
-there with `pip install --target`) verifiers plays the same scripts itself. Writes `benchmarks/results/agents.json`.
+there with `pip install --target`) verifiers plays the same scripts itself. A whole run with it writes `benchmarks/results/agents.json`.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from shoal.contracts.recipe import Sampling, Validation
 from shoal.contracts.rollouts import RolloutMetadata
 from shoal.contracts.task_table import read_tasks, write_tasks
 from shoal.contracts.tasks import Task
-from shoal.environments.base import digest, load
+from shoal.environments.base import Environment, digest, load
 from shoal.environments.episodes import scored_text, tools_of
 from shoal.environments.places import FOLDERS_VARIABLE
 from shoal.environments.prompts import CALL, prompt_tokens
@@ -83,7 +83,13 @@ class Compared:
 
     @property
     def equal(self) -> bool:
+        """Whether both sides score every row alike, and whichever episodes verifiers plays as they do."""
         return self.rows == self.scored == self.alike and self.by_verifiers == self.as_verifiers and self.rewards > 1
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether verifiers too plays every episode, with the rewards of Shoal."""
+        return self.equal and self.by_verifiers == self.rows
 
 
 class Engine:
@@ -187,8 +193,7 @@ def compare(package: str, folder: Path, most: int = MOST, vf_eval: Path | None =
 
     name = f"verifiers:{package}"
     environment = load(name)
-    count = environment.task_count() if hasattr(environment, "task_count") else most
-    table = write_tasks(environment.tasks(min(count, most), SEED))
+    table = write_tasks(first_tasks(environment, most))
     tasks = read_tasks(table)
     tokenizer = train_tokenizer(["plain text"])
     tokenizer.chat_template = TEMPLATE
@@ -211,6 +216,19 @@ def compare(package: str, folder: Path, most: int = MOST, vf_eval: Path | None =
         as_verifiers=sum(by_script[problem, place] == reward for problem, place, reward in theirs),
         rewards=len(set(computed)),
     )
+
+
+def first_tasks(environment: Environment, most: int) -> list[Task]:
+    """The tasks that `vf-eval -n` takes: those with which the task set begins. Shoal draws from all, in an order of its own."""
+    if not hasattr(environment, "task_count"):
+        return environment.tasks(most, SEED)
+    every = environment.tasks(environment.task_count(), SEED)
+    return sorted(every, key=place_in_set)[:most]
+
+
+def place_in_set(task: Task) -> int:
+    """The number of a task in its task set. The same task twice has the first of its numbers."""
+    return int(task.verification_info["data"]["idx"])
 
 
 def asked_text(task: Task) -> str:
@@ -236,7 +254,7 @@ def by_verifiers(package: str, tasks: Sequence[Task], folder: Path, installed: P
             str(STAND_INS),
             package,
             "-n",
-            str(len(tasks)),
+            str(place_in_set(tasks[-1]) + 1),
             "-r",
             str(rounds),
             "--model",
@@ -330,6 +348,11 @@ def served(scripts: dict[str, tuple[str, list[list[str]]]]) -> Iterator[str]:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             prompt = next(each["content"] for each in body["messages"] if each["role"] == "user")
             replies = [each for each in body["messages"] if each["role"] == "assistant"]
+            if prompt not in scripts:
+                self.answer(
+                    404, "application/json", json.dumps({"error": f"no script answers {prompt!r:.200}"}).encode()
+                )
+                return
             scripted = scripts[prompt][1]
             if replies:
                 ident = replies[0]["tool_calls"][0]["id"]
@@ -340,9 +363,11 @@ def served(scripts: dict[str, tuple[str, list[list[str]]]]) -> Iterator[str]:
             message = said(scripted[place][len(replies)])
             for each in message.get("tool_calls", ()):
                 each["id"] = f"turn{len(replies)}call{each['index']}-{place}"
-            data = streamed(message)
-            self.send_response(200)
-            self.send_header("content-type", "text/event-stream")
+            self.answer(200, "text/event-stream", streamed(message))
+
+        def answer(self, status: int, kind: str, data: bytes) -> None:
+            self.send_response(status)
+            self.send_header("content-type", kind)
             self.send_header("content-length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
@@ -399,19 +424,20 @@ def main() -> None:
                 found[package] = compare(package, Path(folder), vf_eval=chosen.vf_eval and chosen.vf_eval.resolve())
             print(package, json.dumps(asdict(found[package])), flush=True)
     figures = {
-        "verifiers_environments_unchanged": sum(each.equal for each in found.values()),
+        "verifiers_environments_unchanged": sum(each.unchanged for each in found.values()),
         "verifiers_environments": {
             "version": "0.4.0",
             "rows": sum(each.rows for each in found.values()),
             "rows_with_tools": sum(each.with_tools for each in found.values()),
             "rows_by_vf_eval": sum(each.by_verifiers for each in found.values()),
             "rows_as_vf_eval": sum(each.as_verifiers for each in found.values()),
-            "not_equal": {name: asdict(each) for name, each in found.items() if not each.equal},
+            "unchanged": sorted(name for name, each in found.items() if each.unchanged),
+            "not_unchanged": {name: asdict(each) for name, each in found.items() if not each.unchanged},
             "machine": measured_on(),
         },
     }
     print(json.dumps(figures, indent=1))
-    if not chosen.names:
+    if chosen.vf_eval and not chosen.names:
         write_json(RESULT, json.loads(RESULT.read_text()) | figures)
 
 
