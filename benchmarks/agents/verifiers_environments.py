@@ -3,7 +3,7 @@
 `python -m benchmarks.agents.verifiers_environments [NAME ...]` takes the packages of `verifiers_packages`. A scripted engine (`verifiers_scripts`)
 stands where the model is. A worker in a process of its own plays the episodes with Shoal's loop, and claims rewards for their tokens and masks. The
 validator checks their shape, answers all calls again, and scores. With `--vf-eval FOLDER` (packages `prime-runs`, `prime-traces` and `uv`, installed
-there with `pip install --target`) verifiers plays the same scripts itself. A whole run with it writes `benchmarks/results/agents.json`.
+there with `pip install --target`) verifiers plays the same scripts itself, and figures of the packages go into `benchmarks/results/agents.json`.
 """
 
 import argparse
@@ -50,9 +50,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 TERMS = PromptTerms(template="Chat", tokenizer_digest="0" * 64)
-VF_EVAL = (
-    "--client.api-key-var KEY --env.agent.harness.id null --env.agent.runtime.type subprocess --push false --no-rich"
-)
+VF_EVAL = "--max-concurrent 4 --client.api-key-var KEY --env.agent.harness.id null --env.agent.runtime.type subprocess --push false --no-rich"
 STAND_INS = Path(__file__).with_name("vf_eval.py")
 
 
@@ -237,7 +235,7 @@ def asked_text(task: Task) -> str:
 
 
 def by_verifiers(package: str, tasks: Sequence[Task], folder: Path, installed: Path) -> list[tuple[str, int, float]]:
-    """Problem id, number of the episode, and reward (as Shoal reads verifiers' parts of it) of each episode that `vf-eval` plays."""
+    """Problem id, number of the episode, and reward (as Shoal reads verifiers' parts of it) of each episode that `vf-eval` plays to its end."""
     scripts = {asked_text(task): (task.problem_id, episodes(f"verifiers:{package}", task)) for task in tasks}
     rounds = max(len(each) for _, each in scripts.values())
     known = f"{PACKAGES}{os.pathsep}{os.environ.get(FOLDERS_VARIABLE, '')}{os.pathsep}{installed}"
@@ -274,7 +272,11 @@ def by_verifiers(package: str, tasks: Sequence[Task], folder: Path, installed: P
         for line_ in path.read_text().splitlines():
             (trace,) = json.loads(line_)["traces"]
             if not trace["ok"]:
-                raise RuntimeError(f"vf-eval {package}: {trace['errors'][-1]['message'][:500]}")
+                failed = trace["errors"][-1]
+                print(
+                    f"vf-eval {package}: an episode failed: {failed['type']} {failed['message'][:500]}", file=sys.stderr
+                )
+                continue
             replies = [each["message"] for each in trace["nodes"] if each["sampled"]]
             prompt = next(each["message"] for each in trace["nodes"] if each["message"]["role"] == "user")
             problem, scripted = scripts[prompt["content"]]
@@ -423,22 +425,29 @@ def main() -> None:
             with TemporaryDirectory() as folder:
                 found[package] = compare(package, Path(folder), vf_eval=chosen.vf_eval and chosen.vf_eval.resolve())
             print(package, json.dumps(asdict(found[package])), flush=True)
+    if not chosen.vf_eval:
+        return
+    before = json.loads(RESULT.read_text())
+    stored = before.get("verifiers_environments", {}).get("packages", {})
+    packages = {
+        name: asdict(found[name]) | {"unchanged": found[name].unchanged} if name in found else stored[name]
+        for name in SCRIPTS
+        if name in found or name in stored
+    }
     figures = {
-        "verifiers_environments_unchanged": sum(each.unchanged for each in found.values()),
+        "verifiers_environments_unchanged": sum(each["unchanged"] for each in packages.values()),
         "verifiers_environments": {
             "version": "0.4.0",
-            "rows": sum(each.rows for each in found.values()),
-            "rows_with_tools": sum(each.with_tools for each in found.values()),
-            "rows_by_vf_eval": sum(each.by_verifiers for each in found.values()),
-            "rows_as_vf_eval": sum(each.as_verifiers for each in found.values()),
-            "unchanged": sorted(name for name, each in found.items() if each.unchanged),
-            "not_unchanged": {name: asdict(each) for name, each in found.items() if not each.unchanged},
+            "rows": sum(each["rows"] for each in packages.values()),
+            "rows_with_tools": sum(each["with_tools"] for each in packages.values()),
+            "rows_as_vf_eval": sum(each["as_verifiers"] for each in packages.values()),
+            "not_unchanged": [name for name, each in packages.items() if not each["unchanged"]],
+            "packages": packages,
             "machine": measured_on(),
         },
     }
     print(json.dumps(figures, indent=1))
-    if chosen.vf_eval and not chosen.names:
-        write_json(RESULT, json.loads(RESULT.read_text()) | figures)
+    write_json(RESULT, before | figures)
 
 
 if __name__ == "__main__":
