@@ -51,7 +51,8 @@ TEMPLATE = (
 )
 TERMS = PromptTerms(template="Chat", tokenizer_digest="0" * 64)
 VF_EVAL = "--max-concurrent 4 --client.api-key-var KEY --env.agent.harness.id null --env.agent.runtime.type subprocess --push false --no-rich"
-STAND_INS = Path(__file__).with_name("vf_eval.py")
+STAND_INS = Path(__file__).with_name("vf_eval_stand_ins")
+RUN_VF_EVAL = "from verifiers.v1.cli.eval.main import main; main()"
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,9 @@ def by_verifiers(package: str, tasks: Sequence[Task], folder: Path, installed: P
     """Problem id, number of the episode, and reward (as Shoal reads verifiers' parts of it) of each episode that `vf-eval` plays to its end."""
     scripts = {asked_text(task): (task.problem_id, episodes(f"verifiers:{package}", task)) for task in tasks}
     rounds = max(len(each) for _, each in scripts.values())
-    known = f"{PACKAGES}{os.pathsep}{os.environ.get(FOLDERS_VARIABLE, '')}{os.pathsep}{installed}"
+    known = (
+        f"{STAND_INS}{os.pathsep}{PACKAGES}{os.pathsep}{os.environ.get(FOLDERS_VARIABLE, '')}{os.pathsep}{installed}"
+    )
     variables = {
         **os.environ,
         "PYTHONPATH": known,
@@ -249,7 +252,8 @@ def by_verifiers(package: str, tasks: Sequence[Task], folder: Path, installed: P
     with served(scripts) as address:
         line = [
             sys.executable,
-            str(STAND_INS),
+            "-c",
+            RUN_VF_EVAL,
             package,
             "-n",
             str(place_in_set(tasks[-1]) + 1),
@@ -264,7 +268,7 @@ def by_verifiers(package: str, tasks: Sequence[Task], folder: Path, installed: P
             env=variables,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=1200,
             check=False,
         )
     found: dict[tuple[str, int], float] = {}
@@ -411,22 +415,11 @@ def packages_here() -> Iterator[None]:
             os.environ[FOLDERS_VARIABLE] = before
 
 
-def main() -> None:
+def write(found: dict[str, Compared]) -> None:
+    """Put the figures of these packages into the results, beside those of others."""
     from benchmarks.prime.pipeline import write_json
     from benchmarks.reproduce.page import measured_on
 
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("names", nargs="*", metavar="NAME", help="packages; default: all")
-    asked.add_argument("--vf-eval", type=Path, metavar="FOLDER", help="what vf-eval needs beside verifiers")
-    chosen = asked.parse_args()
-    found: dict[str, Compared] = {}
-    with packages_here():
-        for package in chosen.names or SCRIPTS:
-            with TemporaryDirectory() as folder:
-                found[package] = compare(package, Path(folder), vf_eval=chosen.vf_eval and chosen.vf_eval.resolve())
-            print(package, json.dumps(asdict(found[package])), flush=True)
-    if not chosen.vf_eval:
-        return
     before = json.loads(RESULT.read_text())
     stored = before.get("verifiers_environments", {}).get("packages", {})
     packages = {
@@ -446,8 +439,21 @@ def main() -> None:
             "machine": measured_on(),
         },
     }
-    print(json.dumps(figures, indent=1))
     write_json(RESULT, before | figures)
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("names", nargs="*", metavar="NAME", help="packages; default: all")
+    asked.add_argument("--vf-eval", type=Path, metavar="FOLDER", help="what vf-eval needs beside verifiers")
+    chosen = asked.parse_args()
+    with packages_here():
+        for package in chosen.names or SCRIPTS:
+            with TemporaryDirectory() as folder:
+                found = compare(package, Path(folder), vf_eval=chosen.vf_eval and chosen.vf_eval.resolve())
+            print(package, json.dumps(asdict(found)), flush=True)
+            if chosen.vf_eval:
+                write({package: found})
 
 
 if __name__ == "__main__":
