@@ -167,16 +167,13 @@ def test_a_function_that_spells_a_control_token_is_refused() -> None:
         ([{"description": "adds", "parameters": {}}], "function 1 of the environment has no name: a text"),
         ([{"name": "a"}, {"name": ""}], "function 2 of the environment has no name: a text"),
         ([{"name": 3}], "function 1 of the environment has no name: a text"),
-        (["a"], "function 1 of the environment is no object"),
+        (["a"], "function 1 of the environment must be an object"),
         ([{"name": "a"}, {"name": "a"}], "function 2 of the environment has the name 'a' of another"),
     ],
     ids=["no name", "empty name", "a number", "no object", "twice"],
 )
 def test_a_function_that_cannot_be_called_by_its_name_is_refused(functions: list[Any], problem: str) -> None:
-    class Nameless(Interpreter):
-        pass
-
-    environment = Nameless()
+    environment: Any = Interpreter()
     environment.functions = functions
     tokenizer, eos, terms = of("qwen3")
     for work in (

@@ -113,7 +113,9 @@ def check_functions(functions: Sequence[Any]) -> None:
     for number, each in enumerate(functions, 1):
         what = f"function {number} of the environment"
         if not isinstance(each, Mapping):
-            raise BadPrompt(f"{what} is no object, but {type(each).__name__}: give name, description and parameters")
+            raise BadPrompt(
+                f"{what} must be an object with name, description and parameters; it is of type {type(each).__name__}"
+            )
         name = each.get("name")
         if not isinstance(name, str) or not name:
             raise BadPrompt(f"{what} has no name: a text by which the model calls it")
