@@ -3,7 +3,7 @@
 `python -m benchmarks.agents.verifiers_environments [NAME ...]` takes the packages of `verifiers_packages`. A scripted engine (`verifiers_scripts`)
 stands where the model is. A worker in a process of its own plays the episodes with Shoal's loop, and claims rewards for their tokens and masks. The
 validator checks their shape, answers all calls again, and scores. With `--vf-eval FOLDER` (packages `prime-runs`, `prime-traces` and `uv`, installed
-there with `pip install --target`) verifiers plays the same scripts itself. Writes `benchmarks/results/agents.json`.
+there with `pip install --target`) verifiers plays the same scripts itself, and figures of the packages go into `benchmarks/results/agents.json`.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from shoal.contracts.recipe import Sampling, Validation
 from shoal.contracts.rollouts import RolloutMetadata
 from shoal.contracts.task_table import read_tasks, write_tasks
 from shoal.contracts.tasks import Task
-from shoal.environments.base import digest, load
+from shoal.environments.base import Environment, digest, load
 from shoal.environments.episodes import scored_text, tools_of
 from shoal.environments.places import FOLDERS_VARIABLE
 from shoal.environments.prompts import CALL, prompt_tokens
@@ -50,10 +50,9 @@ TEMPLATE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 TERMS = PromptTerms(template="Chat", tokenizer_digest="0" * 64)
-VF_EVAL = (
-    "--client.api-key-var KEY --env.agent.harness.id null --env.agent.runtime.type subprocess --push false --no-rich"
-)
-STAND_INS = Path(__file__).with_name("vf_eval.py")
+VF_EVAL = "--max-concurrent 4 --client.api-key-var KEY --env.agent.harness.id null --env.agent.runtime.type subprocess --push false --no-rich"
+STAND_INS = Path(__file__).with_name("vf_eval_stand_ins")
+RUN_VF_EVAL = "from verifiers.v1.cli.eval.main import main; main()"
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,13 @@ class Compared:
 
     @property
     def equal(self) -> bool:
+        """Whether both sides score every row alike, and whichever episodes verifiers plays as they do."""
         return self.rows == self.scored == self.alike and self.by_verifiers == self.as_verifiers and self.rewards > 1
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether verifiers too plays every episode, with the rewards of Shoal."""
+        return self.equal and self.by_verifiers == self.rows
 
 
 class Engine:
@@ -187,8 +192,7 @@ def compare(package: str, folder: Path, most: int = MOST, vf_eval: Path | None =
 
     name = f"verifiers:{package}"
     environment = load(name)
-    count = environment.task_count() if hasattr(environment, "task_count") else most
-    table = write_tasks(environment.tasks(min(count, most), SEED))
+    table = write_tasks(first_tasks(environment, most))
     tasks = read_tasks(table)
     tokenizer = train_tokenizer(["plain text"])
     tokenizer.chat_template = TEMPLATE
@@ -213,16 +217,31 @@ def compare(package: str, folder: Path, most: int = MOST, vf_eval: Path | None =
     )
 
 
+def first_tasks(environment: Environment, most: int) -> list[Task]:
+    """The tasks that `vf-eval -n` takes: those with which the task set begins. Shoal draws from all, in an order of its own."""
+    if not hasattr(environment, "task_count"):
+        return environment.tasks(most, SEED)
+    every = environment.tasks(environment.task_count(), SEED)
+    return sorted(every, key=place_in_set)[:most]
+
+
+def place_in_set(task: Task) -> int:
+    """The number of a task in its task set. The same task twice has the first of its numbers."""
+    return int(task.verification_info["data"]["idx"])
+
+
 def asked_text(task: Task) -> str:
     """What the user asks, by which the stand-in of a model knows the task."""
     return task.prompt if isinstance(task.prompt, str) else task.prompt[-1].content
 
 
 def by_verifiers(package: str, tasks: Sequence[Task], folder: Path, installed: Path) -> list[tuple[str, int, float]]:
-    """Problem id, number of the episode, and reward (as Shoal reads verifiers' parts of it) of each episode that `vf-eval` plays."""
+    """Problem id, number of the episode, and reward (as Shoal reads verifiers' parts of it) of each episode that `vf-eval` plays to its end."""
     scripts = {asked_text(task): (task.problem_id, episodes(f"verifiers:{package}", task)) for task in tasks}
     rounds = max(len(each) for _, each in scripts.values())
-    known = f"{PACKAGES}{os.pathsep}{os.environ.get(FOLDERS_VARIABLE, '')}{os.pathsep}{installed}"
+    known = (
+        f"{STAND_INS}{os.pathsep}{PACKAGES}{os.pathsep}{os.environ.get(FOLDERS_VARIABLE, '')}{os.pathsep}{installed}"
+    )
     variables = {
         **os.environ,
         "PYTHONPATH": known,
@@ -233,10 +252,11 @@ def by_verifiers(package: str, tasks: Sequence[Task], folder: Path, installed: P
     with served(scripts) as address:
         line = [
             sys.executable,
-            str(STAND_INS),
+            "-c",
+            RUN_VF_EVAL,
             package,
             "-n",
-            str(len(tasks)),
+            str(place_in_set(tasks[-1]) + 1),
             "-r",
             str(rounds),
             "--model",
@@ -248,7 +268,7 @@ def by_verifiers(package: str, tasks: Sequence[Task], folder: Path, installed: P
             env=variables,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=1200,
             check=False,
         )
     found: dict[tuple[str, int], float] = {}
@@ -256,7 +276,11 @@ def by_verifiers(package: str, tasks: Sequence[Task], folder: Path, installed: P
         for line_ in path.read_text().splitlines():
             (trace,) = json.loads(line_)["traces"]
             if not trace["ok"]:
-                raise RuntimeError(f"vf-eval {package}: {trace['errors'][-1]['message'][:500]}")
+                failed = trace["errors"][-1]
+                print(
+                    f"vf-eval {package}: an episode failed: {failed['type']} {failed['message'][:500]}", file=sys.stderr
+                )
+                continue
             replies = [each["message"] for each in trace["nodes"] if each["sampled"]]
             prompt = next(each["message"] for each in trace["nodes"] if each["message"]["role"] == "user")
             problem, scripted = scripts[prompt["content"]]
@@ -330,6 +354,11 @@ def served(scripts: dict[str, tuple[str, list[list[str]]]]) -> Iterator[str]:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             prompt = next(each["content"] for each in body["messages"] if each["role"] == "user")
             replies = [each for each in body["messages"] if each["role"] == "assistant"]
+            if prompt not in scripts:
+                self.answer(
+                    404, "application/json", json.dumps({"error": f"no script answers {prompt!r:.200}"}).encode()
+                )
+                return
             scripted = scripts[prompt][1]
             if replies:
                 ident = replies[0]["tool_calls"][0]["id"]
@@ -340,9 +369,11 @@ def served(scripts: dict[str, tuple[str, list[list[str]]]]) -> Iterator[str]:
             message = said(scripted[place][len(replies)])
             for each in message.get("tool_calls", ()):
                 each["id"] = f"turn{len(replies)}call{each['index']}-{place}"
-            data = streamed(message)
-            self.send_response(200)
-            self.send_header("content-type", "text/event-stream")
+            self.answer(200, "text/event-stream", streamed(message))
+
+        def answer(self, status: int, kind: str, data: bytes) -> None:
+            self.send_response(status)
+            self.send_header("content-type", kind)
             self.send_header("content-length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
@@ -384,35 +415,45 @@ def packages_here() -> Iterator[None]:
             os.environ[FOLDERS_VARIABLE] = before
 
 
-def main() -> None:
+def write(found: dict[str, Compared]) -> None:
+    """Put the figures of these packages into the results, beside those of others."""
     from benchmarks.prime.pipeline import write_json
     from benchmarks.reproduce.page import measured_on
 
+    before = json.loads(RESULT.read_text())
+    stored = before.get("verifiers_environments", {}).get("packages", {})
+    packages = {
+        name: asdict(found[name]) | {"unchanged": found[name].unchanged} if name in found else stored[name]
+        for name in SCRIPTS
+        if name in found or name in stored
+    }
+    figures = {
+        "verifiers_environments_unchanged": sum(each["unchanged"] for each in packages.values()),
+        "verifiers_environments": {
+            "version": "0.4.0",
+            "rows": sum(each["rows"] for each in packages.values()),
+            "rows_with_tools": sum(each["with_tools"] for each in packages.values()),
+            "rows_as_vf_eval": sum(each["as_verifiers"] for each in packages.values()),
+            "not_unchanged": [name for name, each in packages.items() if not each["unchanged"]],
+            "packages": packages,
+            "machine": measured_on(),
+        },
+    }
+    write_json(RESULT, before | figures)
+
+
+def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("names", nargs="*", metavar="NAME", help="packages; default: all")
     asked.add_argument("--vf-eval", type=Path, metavar="FOLDER", help="what vf-eval needs beside verifiers")
     chosen = asked.parse_args()
-    found: dict[str, Compared] = {}
     with packages_here():
         for package in chosen.names or SCRIPTS:
             with TemporaryDirectory() as folder:
-                found[package] = compare(package, Path(folder), vf_eval=chosen.vf_eval and chosen.vf_eval.resolve())
-            print(package, json.dumps(asdict(found[package])), flush=True)
-    figures = {
-        "verifiers_environments_unchanged": sum(each.equal for each in found.values()),
-        "verifiers_environments": {
-            "version": "0.4.0",
-            "rows": sum(each.rows for each in found.values()),
-            "rows_with_tools": sum(each.with_tools for each in found.values()),
-            "rows_by_vf_eval": sum(each.by_verifiers for each in found.values()),
-            "rows_as_vf_eval": sum(each.as_verifiers for each in found.values()),
-            "not_equal": {name: asdict(each) for name, each in found.items() if not each.equal},
-            "machine": measured_on(),
-        },
-    }
-    print(json.dumps(figures, indent=1))
-    if not chosen.names:
-        write_json(RESULT, json.loads(RESULT.read_text()) | figures)
+                found = compare(package, Path(folder), vf_eval=chosen.vf_eval and chosen.vf_eval.resolve())
+            print(package, json.dumps(asdict(found)), flush=True)
+            if chosen.vf_eval:
+                write({package: found})
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def plain_calculator(data: dict[str, Any]) -> Episodes:
         [f"Let me see. {right}{call('divide', first=first, second=0)}", data["answer"]],
         [call("multiply", first="many"), call("add", first=1), right, "I do not know."],
         [data["answer"]],
-        [right + right],
+        [right + right, "twice the same"],
     ]
 
 

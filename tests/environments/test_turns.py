@@ -23,6 +23,7 @@ from shoal.environments.tokens import eos_token_ids
 from shoal.environments.turns import (
     LONGEST_ANSWER,
     MOST_CALLS,
+    MOST_NESTED,
     TURN_END,
     Answers,
     FunctionCall,
@@ -44,6 +45,14 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
+def nested(levels: int) -> list[Any]:
+    """Lists in a list."""
+    found: list[Any] = []
+    for _ in range(levels - 1):
+        found = [found]
+    return found
+
+
 def of(family: str) -> tuple[Any, frozenset[int], PromptTerms]:
     folder = checkpoint(family)
     tokenizer = load_tokenizer(folder)
@@ -60,13 +69,17 @@ def of(family: str) -> tuple[Any, frozenset[int], PromptTerms]:
         (f"<think>Hm.</think>{call('a')}", [FunctionCall("a")]),
         ("<tool_call>{</tool_call>", [FunctionCall(problem="what stands in a tool call is no JSON")]),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", [FunctionCall(problem="what stands in a tool call is no JSON")]),
+        (call("a", x=nested(MOST_NESTED - 2)), [FunctionCall("a", {"x": nested(MOST_NESTED - 2)})]),
+        (call("a", x=nested(MOST_NESTED - 1)), [FunctionCall(problem="what stands in a tool call is no JSON")]),
+        (call("a", x=nested(500)), [FunctionCall(problem="what stands in a tool call is no JSON")]),
         ("<tool_call>[]</tool_call>", [FunctionCall(problem="a tool call is an object with a name and arguments")]),
         ('<tool_call>{"name": 1}</tool_call>', [FunctionCall(problem="a tool call is an object with a name and arguments")]),
         ('<tool_call>{"name": "a", "arguments": "{}"}</tool_call>', [FunctionCall(problem="a tool call is an object with a name and arguments")]),
         ("<tool_call>", []),
         (call("a") * 20, [FunctionCall("a")] * MOST_CALLS),
     ],
-    ids=["none", "one", "two", "thoughts", "behind thoughts", "no JSON", "deep", "a list", "no name", "text", "open", "many"],
+    ids=["none", "one", "two", "thoughts", "behind thoughts", "no JSON", "deep", "nested", "nested too deep",
+         "nested for Python", "a list", "no name", "text", "open", "many"],
 )  # fmt: skip
 def test_calls_are_read_from_a_turn(turn: str, wanted: list[FunctionCall]) -> None:
     assert calls_of(turn) == wanted
@@ -146,6 +159,30 @@ def test_a_function_that_spells_a_control_token_is_refused() -> None:
     tokenizer, _, terms = of("qwen3")
     with pytest.raises(BadPrompt, match="spells a control token"):
         prompt_pieces(tokenizer, Hostile(), TASK, None, terms)
+
+
+@pytest.mark.parametrize(
+    ("functions", "problem"),
+    [
+        ([{"description": "adds", "parameters": {}}], "function 1 of the environment has no name: a text"),
+        ([{"name": "a"}, {"name": ""}], "function 2 of the environment has no name: a text"),
+        ([{"name": 3}], "function 1 of the environment has no name: a text"),
+        (["a"], "function 1 of the environment must be an object"),
+        ([{"name": "a"}, {"name": "a"}], "function 2 of the environment has the name 'a' of another"),
+    ],
+    ids=["no name", "empty name", "a number", "no object", "twice"],
+)
+def test_a_function_that_cannot_be_called_by_its_name_is_refused(functions: list[Any], problem: str) -> None:
+    environment: Any = Interpreter()
+    environment.functions = functions
+    tokenizer, eos, terms = of("qwen3")
+    for work in (
+        lambda: Turns(environment, tokenizer, eos, terms),
+        lambda: prompt_pieces(tokenizer, environment, TASK, None, terms),
+    ):
+        with pytest.raises(BadPrompt, match=problem) as refused:
+            work()
+        assert "\n" not in str(refused.value)
 
 
 def test_functions_of_an_environment_without_turns_are_not_in_its_prompt() -> None:

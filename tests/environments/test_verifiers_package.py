@@ -22,7 +22,7 @@ from shoal.environments.apart import Apart
 from shoal.environments.base import BadEnvironment, Environment, digest, load
 from shoal.environments.mixture import Mixture
 from shoal.environments.places import FOLDERS_VARIABLE
-from shoal.environments.results import EnvironmentBroke, Score, Unscorable
+from shoal.environments.results import Answers, EnvironmentBroke, Score, Unscorable
 from shoal.environments.turns import TURN_END, FunctionCall, WithTurns
 from shoal.environments.verifiers_names import BadPackageName, NamedPackage, parse_package
 from shoal.environments.verifiers_package import VerifiersPackage
@@ -145,6 +145,69 @@ def test_tools_keep_the_state_of_their_own_episode_alone(folder: Path) -> None:
     assert environment.score(task, TURN_END.join([call, "done"])).task_reward == 0.5 / 1.5
 
 
+REMEMBERS = """
+import verifiers.v1 as vf
+
+SEEN = []
+
+class Memory(vf.Toolset[vf.ToolsetConfig, vf.State]):
+    calls = 0
+    notes: dict = {}
+
+    @vf.tool
+    async def note(self, text: str) -> str:
+        \"\"\"Note a text.\"\"\"
+        type(self).calls += 1
+        self.notes[text] = True
+        SEEN.append(text)
+        return f"{self.calls} {sorted(self.notes)} {SEEN}"
+
+class Data(vf.TaskData):
+    answer: str = ""
+
+class One(vf.Task[Data]):
+    votes: list = []
+
+    @vf.reward
+    async def few(self, trace: vf.Trace) -> float:
+        self.votes.append(1)
+        return 1 / (len(SEEN) + Memory.calls + len(self.votes))
+
+class Set(vf.Taskset[One]):
+    @classmethod
+    def toolsets(cls, config):
+        return [Memory(vf.ToolsetConfig())]
+
+    def load(self):
+        return [One(Data(prompt="What is 1+1?", answer="2"), self.config.task)]
+
+__all__ = ["Set"]
+"""
+"""A package whose tool server and task keep what they see in their module and their classes."""
+
+
+def test_nothing_of_another_episode_is_left_in_a_module_or_a_class(folder: Path) -> None:
+    environment = loaded(folder, REMEMBERS)
+    assert isinstance(environment, WithTurns)
+    (name,) = (each["name"] for each in environment.functions)
+    (task,) = environment.tasks(1, 0)
+    first = [[FunctionCall(name, {"text": "a"})], [FunctionCall(name, {"text": "b"})]]
+    other = [[FunctionCall(name, {"text": "c"})] * 3]
+    said = {}
+    for number, turns in enumerate((first, other, first)):
+        found = environment.answers(task, turns)
+        assert isinstance(found, Answers)
+        said[number] = [each.text for turn in found.turns for each in turn]
+    assert said[0] == said[2] == ["1 ['a'] ['a']", "2 ['a', 'b'] ['a', 'b']"]
+    call = f'<tool_call>{{"name": "{name}", "arguments": {{"text": "a"}}}}</tool_call>'
+    episodes = [TURN_END.join([call] * count + ["done"]) for count in (0, 1, 2, 1, 0)]
+    rewards = [environment.score(task, each) for each in episodes]
+    assert [each.task_reward for each in rewards if isinstance(each, Score)] == [1, 1 / 3, 1 / 5, 1 / 3, 1]
+    # A validator's process, which has seen no other episode, says the same.
+    alone = Apart(environment.name, "shoal.environments.verifiers_package:VerifiersPackage")
+    assert alone.score(task, episodes[3]) == rewards[3]
+
+
 REFUSED = {
     "it has no Taskset": ("x = 1\n", "defines no `__all__`"),
     "it raises when it is imported": ("1 / 0\n", "loading it raised ZeroDivisionError: division by zero"),
@@ -185,7 +248,8 @@ WITHOUT_TASKS = {
                 "await client.models.list()\nreturn 1.0"),
         "what another machine cannot score again is refused",
     ),
-    "a reward that counts": (package("counts.append(1)\nreturn len(counts) / 100", head="counts = []\n"),
+    "a reward that counts in a library": (
+        package("import math\nmath.count = getattr(math, 'count', 0) + 1\nreturn math.count / 100"),
         "the same answer is scored as 0.01 and then as 0.02"),
     "a hook that uses the runtime": (
         package(more="async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:\n    await runtime.run(['ls'])\n"),

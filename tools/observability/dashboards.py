@@ -66,6 +66,14 @@ OVERVIEW = Board(
                 "{{run}} {{task_type}}": one("shoal_trainer_type_completion_length_mean", by="task_type"),
             }, "short", "Tokens, mean of the last step."),
         ),
+        "Pools of a curriculum": (
+            Panel("Problems of each pool", {"{{run}} {{pool}}": one("shoal_curriculum_problems", by="pool")}, stacked=True,
+                  says="By their solve rate, as the open step draws from them. Empty without spec.tasks.curriculum, as are the others of this row."),
+            Panel("Groups of each pool", {"{{run}} {{pool}}": one("shoal_curriculum_groups", by="pool")}, stacked=True,
+                  says="In the steps sealed since the orchestrator started. The weights of the pools set the shares."),
+            Panel("Solve rate of each pool", {"{{run}} {{pool}}": one("shoal_curriculum_solve_rate", by="pool")}, "percentunit",
+                  "Mean over the problems of the pool. Problems that nobody has tried have none."),
+        ),
         "What versions score": (
             Panel("Score of the newest version", {
                 "{{run}} {{benchmark}}": one("shoal_evaluation_score", by="benchmark"),

@@ -71,3 +71,6 @@ class GridTaskset(vf.Taskset[GridTask, GridConfig]):
 
 
 __all__ = ["GridTaskset"]
+
+if __name__ == "__main__":
+    GridTools.run()

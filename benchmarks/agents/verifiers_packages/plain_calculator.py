@@ -56,3 +56,6 @@ class CalculatorTaskset(vf.Taskset[CalculatorTask, CalculatorTasksetConfig]):
 
 
 __all__ = ["CalculatorTaskset"]
+
+if __name__ == "__main__":
+    Calculator.run()

@@ -64,3 +64,6 @@ class RoomTaskset(vf.Taskset[RoomTask, RoomConfig]):
 
 
 __all__ = ["RoomTaskset"]
+
+if __name__ == "__main__":
+    RoomTools.run()

@@ -83,6 +83,7 @@ def prompt_pieces(
         environment, "most_turns"
     )  # a `turns.WithTurns`, which imports this
     if has_turns and (functions := getattr(environment, "functions", None)):
+        check_functions(functions)
         listed = "\n".join(json.dumps(each) for each in functions)
         if control.search(listed):
             raise BadPrompt(
@@ -104,6 +105,23 @@ def prompt_pieces(
             )
     text += terms.assistant_prefix
     return text.split(mark) if mark else [text]
+
+
+def check_functions(functions: Sequence[Any]) -> None:
+    """BadPrompt when one of an environment's functions cannot be told and called by a name of its own."""
+    names: set[str] = set()
+    for number, each in enumerate(functions, 1):
+        what = f"function {number} of the environment"
+        if not isinstance(each, Mapping):
+            raise BadPrompt(
+                f"{what} must be an object with name, description and parameters; it is of type {type(each).__name__}"
+            )
+        name = each.get("name")
+        if not isinstance(name, str) or not name:
+            raise BadPrompt(f"{what} has no name: a text by which the model calls it")
+        if name in names:
+            raise BadPrompt(f"{what} has the name {name[:60]!r} of another: a model could not call both")
+        names.add(name)
 
 
 def render(tokenizer: Any, messages: Sequence[dict[str, str]], arguments: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Environment, Score, Unscorable, runs_programs
+from shoal.environments.prompts import check_functions
 from shoal.environments.turns import Answers, FunctionCall, WithTurns
 from shoal.rewards.parent import ParentLine, read_frame, use_line, write_frame
 
@@ -75,6 +76,8 @@ def _made(value: str, name: str) -> tuple[Any, dict[str, Any]]:
         made = make(argument) if colon else make()
         if not isinstance(made, Environment):
             raise ValueError(f"{value} lacks one of: name, version, tasks, prompt, score, gold")
+        if isinstance(made, WithTurns):
+            check_functions(made.functions)
     except Exception as error:
         return None, described | {"error": f"{type(error).__name__}: {error}"[:1000]}
     described |= {

@@ -28,7 +28,7 @@ from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.rollouts import sampled_stretches
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Unscorable
-from shoal.environments.prompts import CALL, CALL_END, FIRST_MARK, BadPrompt, encode_text
+from shoal.environments.prompts import CALL, CALL_END, FIRST_MARK, BadPrompt, check_functions, encode_text
 from shoal.environments.results import Answers as Answers
 from shoal.environments.results import FunctionCall as FunctionCall
 from shoal.environments.results import ToolAnswer as ToolAnswer
@@ -36,6 +36,8 @@ from shoal.environments.tokens import Tokenizer
 
 MOST_CALLS = 8
 """Of one turn; further ones are not read."""
+MOST_NESTED = 64
+"""Levels of lists and objects in a call. Python reads some thousand, how many differs between versions and places, and all machines must agree."""
 LONGEST_ANSWER = 4000
 """Characters of one answer that the model is given."""
 TURN_END = "\x1e"
@@ -99,7 +101,10 @@ def last_turn(completion: str) -> str:
 
 
 class Turns:
-    """The functions of an environment for one tokenizer and the run's prompts. Raises BadPrompt where the template has no place for answers."""
+    """The functions of an environment for one tokenizer and the run's prompts.
+
+    Raises BadPrompt where the template has no place for answers, or a function has no name of its own.
+    """
 
     by_turns = True
 
@@ -117,7 +122,8 @@ class Turns:
         self._eos = eos_token_ids
         self._terms = terms
         self._pieces: dict[int, list[list[int]]] = {}
-        self._names = [str(each["name"]) for each in environment.functions]
+        check_functions(environment.functions)
+        self._names = [each["name"] for each in environment.functions]
         self.longest_turn = environment.longest_turn
         added = tokenizer.added_tokens_decoder
         # Tokens that no answer's text is encoded to.
@@ -357,12 +363,25 @@ def _call(text: str) -> FunctionCall:
     try:
         given = json.loads(text)
     except (ValueError, RecursionError):
+        given = None
+    if given is None or (isinstance(given, list | dict) and not _is_shallow(given)):
         return FunctionCall(problem="what stands in a tool call is no JSON")
     name = given.get("name") if isinstance(given, dict) else None
     arguments = given.get("arguments", {}) if isinstance(given, dict) else None
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return FunctionCall(problem="a tool call is an object with a name and arguments")
     return FunctionCall(name, arguments)
+
+
+def _is_shallow(given: list[Any] | dict[str, Any]) -> bool:
+    """Whether lists and objects are nested in at most `MOST_NESTED` levels. Takes time in line with the value."""
+    level = [given]
+    for _ in range(MOST_NESTED):
+        values = [part for each in level for part in (each.values() if isinstance(each, dict) else each)]
+        level = [part for part in values if isinstance(part, list | dict)]
+        if not level:
+            return True
+    return False
 
 
 def _bounded(answer: ToolAnswer) -> ToolAnswer:

@@ -1,8 +1,9 @@
 """A trace of verifiers from what a model wrote, scored by the task's own rewards; and the answers of its tool servers.
 
 In: a task of verifiers, and the texts of the model's turns. Nothing else is recorded: tools run again, each episode with servers and a state of its
-own, so none carries memory from another. Out: the reward, its parts and metrics. Tool servers run in this process, not behind HTTP, with the names,
-schemas and texts that verifiers' own loop gives. Runs in a sandbox only (`verifiers_package`), with what `verifiers_world` fixes.
+own, in a package that is imported again (`verifiers_package`). So none carries memory from another. Out: the reward, its parts and metrics. Tool
+servers run in this process, not behind HTTP, with the names, schemas and texts that verifiers' own loop gives. Runs in a sandbox only, with what
+`verifiers_world` fixes.
 """
 
 import asyncio

@@ -47,3 +47,7 @@ class AtlasTaskset(vf.Taskset[AtlasTask, AtlasConfig]):
             yield AtlasTask(
                 AtlasData(name=name, prompt=f"What is the capital of {name}?", answer=capital), self.config.task
             )
+
+
+if __name__ == "__main__":
+    AtlasTools.run()

@@ -50,8 +50,12 @@ class NamedPlaces:
 
 
 class _SourceAlone(SourceFileLoader):
+    compiled: "dict[str, CodeType]" = {}  # noqa: RUF012 - of all: a module may be imported again, and no file changes meanwhile
+
     def get_code(self, fullname: str) -> "CodeType":
-        return self.source_to_code(self.get_data(self.path), self.path)
+        if self.path not in self.compiled:
+            self.compiled[self.path] = self.source_to_code(self.get_data(self.path), self.path)
+        return self.compiled[self.path]
 
 
 def main() -> None:

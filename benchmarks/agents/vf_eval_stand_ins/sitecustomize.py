@@ -1,6 +1,6 @@
-"""verifiers' own `vf-eval`, with empty modules for what it imports and these runs do not use: its makers' machines, tunnels and optimisers.
+"""Empty modules for what verifiers' `vf-eval` imports and these runs do not use: its makers' machines, tunnels and optimisers.
 
-`python benchmarks/agents/vf_eval.py PACKAGE ...`, in a process of its own. Called by `verifiers_environments`.
+Python imports this in every process whose PYTHONPATH has this folder: `vf-eval` and its tool servers. Used by `verifiers_environments`.
 """
 
 import sys
@@ -37,8 +37,4 @@ class StandIns(MetaPathFinder, Loader):
         pass
 
 
-if __name__ == "__main__":
-    sys.meta_path.append(StandIns())
-    from importlib import import_module
-
-    import_module("verifiers.v1.cli.eval.main").main()
+sys.meta_path.append(StandIns())
