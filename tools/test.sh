@@ -66,15 +66,15 @@ if [[ ${1:-} == --fast ]]; then
 elif [[ ${1:-} == --only-tests ]]; then
     shift
 else
-    # Programs are built while the static checks run; a machine without Go or Node.js is told how to get it, and their tests are skipped (in CI: fail).
+    # Programs are built while the static checks run; a machine without Go is told how to get it, and their tests are skipped (in CI: fail).
     # What only the core's node needs is built here too, or it would come out of the core's minutes.
-    programs=(minio versitygw azurite helm kubernetes)
+    programs=(minio versitygw helm kubernetes)
     [[ -n $whole && $(uname -s) == Linux && $(id -u) == 0 ]] && programs+=(pause coredns)
     for program in "${programs[@]}"; do tools/build.sh "$program" || exit; done >/dev/null &
     building=$!
     static_checks
     echo "== tools"
-    wait "$building" || echo "   MinIO, versitygw, Azurite, Helm or a program of Kubernetes is not built: their tests cannot run"
+    wait "$building" || echo "   MinIO, versitygw, Helm or a program of Kubernetes is not built: their tests cannot run"
 fi
 
 [[ "$*" == *"not soak"* ]] && echo "left out: tests marked soak, and the end-to-end tests beyond their core, which want more images (make soak)"

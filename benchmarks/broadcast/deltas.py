@@ -187,8 +187,7 @@ def _demo_versions(cache: Path, steps: int) -> Iterator[dict[str, bytes]]:
             ),
         }
         if step < steps:
-            answers.model.load_state_dict(versions[0])
-            groups, _ = sample_groups(answers, start, chance, step, step)
+            groups, _ = sample_groups(answers, start, chance, [(step, versions[0])], step)
             learner.learn(groups, step)
             versions.append(learner.weights())
 

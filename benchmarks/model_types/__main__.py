@@ -52,7 +52,7 @@ def trained(types: dict[str, Any]) -> int:
 
 
 def served(folder: Path) -> str:
-    """What vLLM makes of the written model: `yes`, or its error's last line."""
+    """What vLLM makes of the written model: `yes`, or the first sentence of its error's last line."""
     environment = os.environ | {
         "TORCHDYNAMO_DISABLE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
@@ -64,7 +64,7 @@ def served(folder: Path) -> str:
         return "not known: the engine took more than ten minutes"
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "Error" in line]
-        return f"no: {(lines or done.stderr.splitlines())[-1].strip()[:200]}"
+        return f"no: {(lines or done.stderr.splitlines())[-1].strip().partition('. ')[0][:200]}"
     gap = float(done.stdout.splitlines()[-1])
     return "yes" if gap <= MOST_SERVED_GAP else f"no: its log-probabilities differ by {gap:.1e}"
 

@@ -104,7 +104,7 @@ def an_s3(kind: str, request: pytest.FixtureRequest, home: Path) -> S3:
     return S3(request.getfixturevalue(f"{kind}_server"), home, prefix)
 
 
-@pytest.fixture(params=["folder", "minio", "versitygw", "azure"])
+@pytest.fixture(params=["folder", "minio", "versitygw", pytest.param("azure", marks=pytest.mark.soak)])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Where a store is, empty at the start of every test; `SHOAL_HOME` is this test's own folder."""
     monkeypatch.setenv("SHOAL_HOME", str(tmp_path))

@@ -17,6 +17,8 @@ from shoal.storage.grants import check_folder_grant, make_grant
 from shoal.storage.identity import IdentityRefused, TokenServiceAway
 from shoal.storage.store import open_container
 
+pytestmark = pytest.mark.soak  # Azurite wants Node.js, and has 360 MB
+
 SECRET = b"s" * 32
 
 

@@ -323,7 +323,7 @@ def _run_key(cluster: Cluster, owner: Object, roster: Roster, number: int) -> Pr
 
 
 def _run_keys_away(cluster: Cluster, owner: Object, roster: Roster) -> tuple[str, ...]:
-    """Secrets of the run key and of the one that is fixed after it, if they are not here. The run goes on without; the next change of a key does not."""
+    """Secrets of the run key and of the one that is fixed after it, if they are not here. The run goes on without them; a key cannot be changed."""
     number = 1 + len(roster.changes_of("run"))
     needed = [number] if next_run_key(roster) is None else [number, number + 1]
     wanted = [names.run_key_secret(roster.run, each) for each in needed]

@@ -245,7 +245,11 @@ def keys_status(signed: Signed[Roster], run_keys_away: Collection[str] = ()) -> 
     found: list[dict[str, Any]] = []
     for holder in HOLDERS:
         changes = roster.changes_of(holder)
-        status = {"name": holder, "generation": 1 + len(changes), "fingerprint": held[holder][:FINGERPRINT_DIGITS]}
+        status: dict[str, Any] = {
+            "name": holder,
+            "generation": 1 + len(changes),
+            "fingerprint": held[holder][:FINGERPRINT_DIGITS],
+        }
         if changes:
             status["since"] = datetime.fromtimestamp(changes[-1].unix, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         if holder == "run" and run_keys_away:
