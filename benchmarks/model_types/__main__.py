@@ -64,7 +64,8 @@ def served(folder: Path) -> str:
         return "not known: the engine took more than ten minutes"
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "Error" in line]
-        return f"no: {(lines or done.stderr.splitlines())[-1].strip().partition('. ')[0][:200]}"
+        said = (lines or done.stderr.splitlines())[-1].strip()
+        return f"no: {said.partition('. ')[0][:200]}"
     gap = float(done.stdout.splitlines()[-1])
     return "yes" if gap <= MOST_SERVED_GAP else f"no: its log-probabilities differ by {gap:.1e}"
 
