@@ -12,13 +12,14 @@ from servers import wait_until
 from shoal.contracts.protocol import Lease, StepInfo
 from shoal.inference.generation import Wish
 from shoal.inference.lease_desk import WANTING_SECONDS, LeaseDesk
+from shoal.inference.weights import VersionOnDisk
 
 
 class Asked:
     """An orchestrator that notes what it is asked."""
 
     def __init__(self) -> None:
-        self.info: StepInfo = tiny_policy.STEP.model_copy(update={"leases": 4})
+        self.info: StepInfo | None = tiny_policy.STEP.model_copy(update={"leases": 4})
         self.held: list[Collection[str] | None] = []
         self.desk = LeaseDesk(
             step=lambda wish: self.info,
@@ -74,7 +75,7 @@ def test_a_desk_waits_as_long_as_it_is_told_unless_a_lease_is_wanted_anew() -> N
     world.info = world.info.model_copy(update={"again_seconds": 600})
     asked: list[float] = []
 
-    def step(wish: Wish | None) -> StepInfo:
+    def step(wish: Wish | None) -> StepInfo | None:
         asked.append(time.monotonic())
         return world.info
 
@@ -86,6 +87,30 @@ def test_a_desk_waits_as_long_as_it_is_told_unless_a_lease_is_wanted_anew() -> N
     assert len(asked) == 1
     world.desk.want(Wish(policy(3), True, False))
     wait_until("a question for the lease", lambda: len(asked) == 2)
+    world.info = None
+    world.desk.want(None)
+    world.desk.want(Wish(policy(3), True, False))
+    wait_until("a question that is answered without a step", lambda: len(asked) == 3)
+    time.sleep(2.5 * WANTING_SECONDS)
+    assert len(asked) == 3, "what was told last holds"
+    world.desk.close()
+    thread.join(5.0)
+    assert not thread.is_alive()
+
+
+def test_a_version_that_is_waited_for_is_seen_before_the_next_question_is_due() -> None:
+    world = Asked()
+    assert world.info is not None
+    world.info = world.info.model_copy(update={"again_seconds": 600})
+    there: list[VersionOnDisk] = []
+    world.desk._newest = lambda lowest, highest: there[0] if there else None
+    world.desk.want(Wish(policy(3), True, False))
+    thread = threading.Thread(target=world.desk.serve, daemon=True)
+    thread.start()
+    wait_until("it to lack a version", lambda: world.desk.shortage == "no-version")
+    assert world.held == []
+    there.append(policy(3))
+    wait_until("a lease to be asked for", lambda: world.held)
     world.desk.close()
     thread.join(5.0)
     assert not thread.is_alive()

@@ -110,6 +110,13 @@ def test_validators_are_slower_until_nodes_have_shown_that_they_are_honest() -> 
     assert probation(replace(RUN, validators=0), AROUND, math.inf).files == 0
 
 
+@pytest.mark.parametrize("validators", range(1, 30))
+def test_validators_that_keep_exactly_the_later_pace_reach_it(validators: int) -> None:
+    run = replace(RUN, validators=validators, prompts_per_step=300, steps=3000, pools=(replace(POOL, replicas=200),))
+    found = probation(run, AROUND, verify_seconds(run, AROUND))
+    assert found.files < run.steps * 30 / 2, "the rest is rounding"
+
+
 def test_the_beginning_counts_in_the_run_s_time() -> None:
     run = replace(RUN, group_size=100, validator_gpu=replace(ROUND, flops=1e12), pools=(replace(POOL, replicas=400),))
     made = plan(run, AROUND)

@@ -327,7 +327,7 @@ def _run_keys_away(cluster: Cluster, owner: Object, roster: Roster) -> tuple[str
     number = 1 + len(roster.changes_of("run"))
     needed = [number] if next_run_key(roster) is None else [number, number + 1]
     wanted = [names.run_key_secret(roster.run, each) for each in needed]
-    return tuple(name for name in wanted if _find(cluster, owner, name) is None)
+    return tuple(name for name in wanted if cluster.get("Secret", name) is None)
 
 
 def _delete_replaced(cluster: Cluster, roster: Roster) -> None:

@@ -48,7 +48,7 @@ def _why_not(cluster: Cluster, source: Source, own_name: str, storage: dict[str,
         leaves = "trains no model" if mode == "Generate" else "writes no data set"
         return f"whose mode is {mode}, which {leaves}; allowed: {', '.join(source.modes)}"
     if _place(other["spec"].get("storage", {})) != _place(storage):
-        return "whose spec.storage differs: runs that build on each other need the same prefix and s3"
+        return "whose spec.storage differs: runs that build on each other need the same prefix and s3 or azure"
     if completed(cluster, other):
         return ""
     if is_true(other, "Failed"):
@@ -117,7 +117,11 @@ def _named(run: Object) -> list[str]:
     return [name for name in names if name is not None]
 
 
-def _place(storage: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
-    """Where objects lie: of an S3 store, endpoint and bucket."""
-    s3 = storage.get("s3")
-    return storage.get("prefix", "shoal"), None if s3 is None else {key: s3.get(key) for key in ("endpoint", "bucket")}
+def _place(storage: dict[str, Any]) -> tuple[Any, ...]:
+    """Where objects lie: the prefix, and what names an S3 store's bucket or a container of Azure."""
+    s3, azure = storage.get("s3") or {}, storage.get("azure") or {}
+    named = (
+        (s3.get("endpoint"), s3.get("bucket")),
+        tuple(azure.get(key) for key in ("endpoint", "account", "container")),
+    )
+    return storage.get("prefix", "shoal"), *named

@@ -62,6 +62,7 @@ class LeaseDesk:
         self._wish: Wish | None = None
         self._ready: PlannedLease | None = None
         self._closed = False
+        self._pace = 0.0  # as told last: an answer without a step tells none, and all ask then
         self._since: float | None = None
         self._paused_until = 0.0
 
@@ -99,9 +100,18 @@ class LeaseDesk:
             self._since = time.monotonic()
             pause = self.turn()
             self._since = None
-            told = self.info.again_seconds if self.info is not None else None
-            self.asked.wait(max(pause, told or 0.0))
+            self._rest(max(pause, self._pace))
             self.asked.clear()
+
+    def _rest(self, seconds: float) -> None:
+        """Wait until the next turn: this long, or until one is asked for or the version that is waited for is on disk."""
+        end, info = time.monotonic() + seconds, self.info
+        while not self.asked.wait(min(WANTING_SECONDS, max(0.0, end - time.monotonic()))):
+            come = (
+                info is not None and self.shortage == "no-version" and self._newest(info.min_version, info.max_version)
+            )
+            if come or time.monotonic() >= end:
+                return
 
     @property
     def stuck_seconds(self) -> float:
@@ -114,6 +124,8 @@ class LeaseDesk:
         asked_for = self._wish
         info = self._step(asked_for)
         self.info = info
+        if info is not None:
+            self._pace = info.again_seconds or 0.0
         if self.several and info is not None:
             self.newest = self._newest(info.min_version, info.max_version)
         self.most = min(MOST_LEASES, info.leases or 1) if info is not None else self.most

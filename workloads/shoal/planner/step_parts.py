@@ -27,6 +27,8 @@ from shoal.planner.rates import (
 )
 
 LEAST_SLOTS = 1
+ROUNDING = 1e-9
+"""Of numbers that would be equal but for the order in which they were computed."""
 CONNECTIONS = 4
 """Of a node that fetches a version, over all relays together (broadcast/transfer.py)."""
 
@@ -186,7 +188,7 @@ def probation(run: RunFacts, around: Surroundings, step: float) -> Probation:
         return found
     for accepted in range(math.ceil(run.steps * a_step / workers)):
         seconds = file_check_seconds(run, around, rows_looked_at(run, accepted)) / run.validators
-        if seconds * a_step <= step:
+        if seconds * a_step <= step * (1 + ROUNDING):
             break
         files = min(workers, run.steps * a_step - found.files)
         found = Probation(found.files + files, found.seconds + files * seconds, (found.files + files) / a_step)

@@ -74,7 +74,7 @@ def _exchange(spec: AzureWorkload, token_file: Path, clock: Callable[[], float])
     url = f"{spec.authority.rstrip('/')}/{spec.tenant_id}/oauth2/v2.0/token"
     began = clock()
     try:
-        status, answer = post_form(url, urlencode(asked))
+        status, answer = post_form(url, urlencode(asked), "application/json")
     except (urllib3.exceptions.HTTPError, OSError) as error:
         raise TokenServiceAway(f"{where} does not answer: {plain_reason(str(error), token)}") from None
     found = _object(answer)

@@ -229,7 +229,7 @@ def _exchange(spec: WorkloadIdentity, token_file: Path, session: str, clock: Cal
         asked["DurationSeconds"] = str(spec.duration_seconds)
     where = f"token service {spec.sts_endpoint}"
     try:
-        status, answer = post_form(spec.sts_endpoint, urlencode(asked))
+        status, answer = post_form(spec.sts_endpoint, urlencode(asked), "application/xml")
     except (urllib3.exceptions.HTTPError, OSError) as error:
         raise TokenServiceAway(f"{where} does not answer: {plain_reason(str(error), token)}") from None
     if status == 200:
@@ -261,10 +261,10 @@ def read_token(token_file: Path, field_name: str) -> str:
         raise IdentityRefused(f"{why}: the pod needs the projected volume of {field_name}") from None
 
 
-def post_form(url: str, body: str) -> tuple[int, str]:
-    """Status and the beginning of the answer to one request; raises urllib3's HTTPError and OSError."""
+def post_form(url: str, body: str, accept: str) -> tuple[int, str]:
+    """Status and the beginning of the answer, of type `accept`, to one request; raises urllib3's HTTPError and OSError."""
     with urllib3.PoolManager(timeout=REQUEST_SECONDS, retries=False) as client:
-        headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/xml, application/json"}
+        headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": accept}
         answer = client.request("POST", url, body=body, headers=headers, redirect=False, preload_content=False)
         try:
             return answer.status, answer.read(MAX_ANSWER_BYTES).decode(errors="replace")

@@ -209,10 +209,21 @@ class Store:
             try:
                 obstore.copy(self._backend, full, to, overwrite=False)
             except AlreadyExistsError:
-                return tries > 1 and self.sha256(source) == self.sha256(target)
+                if tries == 1:
+                    return False
+                self._require_copied(full, to)
+                return self.sha256(source) == self.sha256(target)
+            self._require_copied(full, to)
             return True
 
         return self._call(f"copy {source} to {target}", source, attempt)
+
+    def _require_copied(self, source: str, target: str) -> None:
+        """Raise OSError while Azure copies: it may answer before it has, and shows an empty object until then."""
+        if isinstance(self._backend, AzureStore):
+            whole, there = (int(obstore.head(self._backend, each)["size"]) for each in (source, target))
+            if whole != there:
+                raise OSError(f"its copy has {there} of {whole} bytes")
 
     def size(self, key: str) -> int | None:
         """Size in bytes, or None when there is no such object."""

@@ -72,6 +72,8 @@ STORE_SECONDS = 20.0
 LEDGER_SECONDS = 600.0
 """Seconds to wait for the store at start: nothing can be served without the ledger."""
 CLAIM_POLL_SECONDS = 0.2  # how often a waiting validator's long poll looks at the queue
+STAGED_TOGETHER = 4
+"""Files that are put into the store at a time: others are received meanwhile, and threads are left for leases and verdicts."""
 MAX_BODY_BYTES = 64 << 10
 """Greatest JSON body of most requests, which have less than a tenth of it; a heartbeat with all its metrics about 7,000 bytes."""
 BODY_BYTES = {
@@ -311,12 +313,15 @@ def _add_staging_route(app: FastAPI, state: RunState, temporary: Path) -> None:
         except BadGrant as error:
             raise Refusal(ProblemCode.GRANT_NOT_VALID, str(error)) from error
 
+    together = asyncio.Semaphore(STAGED_TOGETHER)
+
     @app.post("/v1/staging")
     async def staging(request: Request) -> Response:
         with temporary_file(temporary) as file:
             content_type = request.headers.get("content-type", "")
             key, _ = await receive_form(content_type, request.stream(), check, file)
-            await run_in_threadpool(state.store.put_file, key, Path(file.name))
+            async with together:
+                await run_in_threadpool(state.store.put_file, key, Path(file.name))
         return Response(status_code=204)
 
 

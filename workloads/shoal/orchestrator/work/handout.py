@@ -37,7 +37,9 @@ from shoal.sampling.draw import beacon_commitment
 W = TypeVar("W", bound=Work)
 
 ANSWERS_A_SECOND = 50
-"""Questions for the open step that nodes ask together, at most: with their signatures these fill a tenth of a core."""
+"""Questions for the open step that up to 500 nodes ask together: with their signatures these fill a tenth of a core."""
+LONGEST_PACE_SECONDS = 10
+"""An engine without work waits that long at most: keys that only send heartbeats are members too, and shall not slow the others more."""
 SURVEY_SECONDS = 0.2
 """For how long a survey answers further questions. What it shows is older than that when it arrives from another continent."""
 FEW_MEMBERS = 32
@@ -142,7 +144,7 @@ class Look:
 
 def pace(members: int) -> int | None:
     """Seconds until a node of this many should ask for the open step again; None where each may ask as often as it likes."""
-    seconds = math.ceil(members / ANSWERS_A_SECOND)
+    seconds = min(LONGEST_PACE_SECONDS, math.ceil(members / ANSWERS_A_SECOND))
     return seconds if seconds > 1 else None
 
 
