@@ -72,6 +72,8 @@ def test_it_is_ready_with_the_parts_that_it_has_and_complete_with_its_last_versi
 
 # Runs that build on others.
 
+AZURE = {"account": "research", "container": "rollouts"}
+
 
 @pytest.mark.parametrize(
     ("other", "text"),
@@ -82,12 +84,13 @@ def test_it_is_ready_with_the_parts_that_it_has_and_complete_with_its_last_versi
         ({"suspend": True}, "which is suspended: set its spec.suspend to false"),
         ({"conditions": ["Complete"], "steps": 8}, "which is not complete yet"),
         ({"conditions": ["Complete"], "storage": {"prefix": "else"}}, "whose spec.storage differs"),
+        ({"conditions": ["Complete"], "storage": {"azure": AZURE}}, "the same prefix and s3 or azure"),
         (
             {"conditions": ["Complete"], "mode": "Generate", "steps": None},
             "whose mode is Generate, which trains no model; allowed: Train, SFT",
         ),
     ],
-    ids=["absent", "running", "failed", "suspended", "more steps", "other storage", "other mode"],
+    ids=["absent", "running", "failed", "suspended", "more steps", "other storage", "Azure", "other mode"],
 )
 def test_a_run_waits_for_the_run_whose_model_it_begins_with(
     cluster: MemoryCluster, other: dict[str, Any] | None, text: str
