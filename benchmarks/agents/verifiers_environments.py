@@ -435,6 +435,7 @@ def write(found: dict[str, Compared]) -> None:
             "rows_with_tools": sum(each["with_tools"] for each in packages.values()),
             "rows_as_vf_eval": sum(each["as_verifiers"] for each in packages.values()),
             "not_unchanged": [name for name, each in packages.items() if not each["unchanged"]],
+            "not_measured": [name for name in SCRIPTS if name not in packages],
             "packages": packages,
             "machine": measured_on(),
         },

@@ -208,6 +208,14 @@ def test_nothing_of_another_episode_is_left_in_a_module_or_a_class(folder: Path)
     assert alone.score(task, episodes[3]) == rewards[3]
 
 
+def test_a_package_with_much_at_its_head_is_scored_as_long_as_a_process_lives(folder: Path) -> None:
+    head = "import verifiers.v1 as vf\n\nDATA = bytearray(32 << 20)\n"
+    environment = loaded(folder, REMEMBERS.replace("import verifiers.v1 as vf\n", head), "heavy")
+    (task,) = environment.tasks(1, 0)
+    found = [environment.score(task, "done") for _ in range(100)]
+    assert [each for each in found if not isinstance(each, Score)] == [], "of two GiB it may have 64 times that"
+
+
 REFUSED = {
     "it has no Taskset": ("x = 1\n", "defines no `__all__`"),
     "it raises when it is imported": ("1 / 0\n", "loading it raised ZeroDivisionError: division by zero"),

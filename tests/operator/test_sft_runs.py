@@ -72,7 +72,8 @@ def test_it_is_ready_with_the_parts_that_it_has_and_complete_with_its_last_versi
 
 # Runs that build on others.
 
-AZURE = {"account": "research", "container": "rollouts"}
+WORKLOAD = {"serviceAccount": "store", "tenantId": "example.org", "clientId": f"{'0' * 8}-0000-0000-0000-{'0' * 12}"}
+AZURE = {"account": "research", "container": "rollouts", "workloadIdentity": WORKLOAD}
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,8 @@ def trainer_rank(
     backward = layers_kept + round(TEMPORARY_BYTES * width / 2 * shape.layer_values) * tokens
     if stay:
         backward += 2 * width * shape.expert_values * tokens + (0 if cpu else 2 * width * stay // ranks)
+        # Without recomputation the graph keeps the products' copy of every layer's own experts.
+        backward += 0 if cpu or recomputed else (shape.layers - 1) * width * stay // ranks
     sent = full * whole * (width + 4) * of_others
     ends_sent = full * whole * (width + 4) * shape.ends
     head_sent = full * whole * width * shape.embedding

@@ -6,6 +6,7 @@ Where a file may be of several versions, each version that was made again stays 
 one more. At 65 GB and an async level of 2 that is 195 GB.
 """
 
+import contextlib
 import os
 import shutil
 import threading
@@ -26,7 +27,7 @@ from shoal.storage import BadKey, NotFound
 from shoal.storage.chains import BrokenDeltas
 from shoal.storage.checkpoint_files import WrongWeights
 from shoal.validation.memory import weights_bytes
-from shoal.validation.models import CannotHold, best_device, load_model, weights_in
+from shoal.validation.models import CannotHold, best_device, load_model, overwrite, weights_in
 from shoal.validation.policies import LoadedPolicy, Policies
 
 Answer = TypeVar("Answer")
@@ -69,7 +70,7 @@ class Weights:
             self._folders[made.version] = folder
             self._problems.pop(made.version, None)
             for version in [each for each in self._folders if each < made.version - self._span]:
-                shutil.rmtree(self._folders.pop(version), ignore_errors=True)
+                _remove(self._folders.pop(version))
 
     def rest(self) -> None:
         """Hold no version in memory that was made again; the folder of the last one goes where files have one version."""
@@ -81,6 +82,8 @@ class Weights:
     def close(self) -> None:
         """No file is left."""
         self.rest()
+        for folder in self._kept.iterdir() if self._kept.is_dir() else ():
+            _remove(folder)
         shutil.rmtree(self._kept, ignore_errors=True)
 
     def _link(self, made: Made) -> Path:
@@ -102,9 +105,13 @@ class Weights:
                 raise CannotHold(
                     f"it has {size / GB:.1f} GB of weights, this machine may hold {self._memory_bytes / GB:.1f} GB"
                 )
+            model = None
             while self._made and len(self._made) >= min(HELD, self._memory_bytes // size):
-                del self._made[next(iter(self._made))]
-            model = load_model(folder, quantization=self._quantization)
+                model = self._made.pop(next(iter(self._made))).model
+            if model is None:
+                model = load_model(folder, quantization=self._quantization)
+            else:  # whoever asked before may still hold it: there is no room for another beside it
+                overwrite(model, folder, quantization=self._quantization)
             digest = self._policies.digest(version)
             self._made[version] = LoadedPolicy(version, digest, model, read_profile(folder, model.config.hidden_size))
         return self._made[version]
@@ -133,12 +140,30 @@ class Weights:
                 except (CannotHold, torch.OutOfMemoryError) as error:
                     self._problems[version] = _no_room(version, error)
                 except (ValueError, BadSignature, WrongWeights, WrongProfile, BrokenDeltas, BadKey, OSError) as error:
+                    # What was made here was compared then: a fault of this machine's copy is no word of the trainer's.
+                    own = ask == self._loaded
                     self._problems[version] = (
-                        WrongEvidence,
-                        f"the weights of version {version} are not what the trainer signed: {first_line(error)}",
+                        (
+                            CannotCheck,
+                            f"the weights of version {version} that were made here cannot be read: {first_line(error)}",
+                        )
+                        if own
+                        else (
+                            WrongEvidence,
+                            f"the weights of version {version} are not what the trainer signed: {first_line(error)}",
+                        )
                     )
             kind, text = self._problems[version]
         raise kind(text)  # a new one each time: a kept one would hold the frames, and so the rows, of every file
+
+
+def _remove(folder: Path) -> None:
+    """Delete a version. Half of one that a stopped audit leaves has another name, and is not taken for it."""
+    going = folder.with_suffix(".partial")
+    if not folder.name.endswith(".partial"):
+        with contextlib.suppress(OSError):
+            folder.rename(going)
+    shutil.rmtree(going, ignore_errors=True)
 
 
 def _no_room(version: int, error: Exception) -> tuple[type[Exception], str]:

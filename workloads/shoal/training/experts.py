@@ -143,7 +143,15 @@ def grouped_linear(
 def in_one_kernel(
     rows: Float[Tensor, "rows in"], stack: Float[Tensor, "experts out in"], counts: Int[Tensor, " experts"]
 ) -> Float[Tensor, "rows out"]:
-    """The same by torch's grouped kernel, which needs no count on the host."""
+    """The same by torch's grouped kernel, which needs no count on the host.
+
+    On Blackwell the kernel leaves garbage in the gradient of an expert without rows (pytorch#172439): it is set to zeros here.
+    """
+    own = stack.view_as(stack)
+    if own.requires_grad:
+        empty = (counts == 0)[:, None, None]
+        own.register_hook(lambda gradient: gradient.masked_fill(empty, 0.0))
+    stack = own
     return grouped_mm(rows.to(stack.dtype), stack.transpose(1, 2), offs=counts.cumsum(0).to(torch.int32))
 
 
