@@ -60,15 +60,13 @@ def test_a_seed_whose_warm_start_failed_is_counted_and_has_no_rise(tmp_path: Pat
 
 
 def test_the_committed_figures_hold_what_the_documentation_says() -> None:
-    """Of three seeds one has no rise, because its warm start failed."""
+    """All three seeds rise by 0.3 and more."""
     found = json.loads(RESULT.read_text())
     seeds = found["tool_reward"]["seeds"]
     assert [each["seed"] for each in seeds] == [1, 2, 3]
-    assert found["tool_reward"]["warm_start_failed"] == [3]
-    assert found["tool_reward_warm_starts_failed"] == 1
-    trained = [each for each in seeds if "rise" in each]
-    assert len(trained) == 2
-    assert all(each["rise"]["with_tool"] >= 0.3 for each in trained)
-    assert all(each["rise"]["without_tool"] == 0 for each in trained)
-    assert found["tool_reward_rise"] == round(min(each["rise"]["with_tool"] for each in trained), 3)
+    assert found["tool_reward"]["warm_start_failed"] == []
+    assert found["tool_reward_warm_starts_failed"] == 0
+    assert all(each["rise"]["with_tool"] >= 0.3 for each in seeds)
+    assert all(each["rise"]["without_tool"] == 0 for each in seeds)
+    assert found["tool_reward_rise"] == round(min(each["rise"]["with_tool"] for each in seeds), 3)
     assert PICTURE.is_file()
