@@ -28,7 +28,7 @@ from shoal.planner.rates import (
 
 LEAST_SLOTS = 1
 ROUNDING = 1e-9
-"""Of numbers that would be equal but for the order in which they were computed."""
+"""Of numbers that would be equal except for the order in which they were computed."""
 CONNECTIONS = 4
 """Of a node that fetches a version, over all relays together (broadcast/transfer.py)."""
 
