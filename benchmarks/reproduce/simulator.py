@@ -2,8 +2,8 @@
 
 In: an arm, a seed, the cache folder. Out: one record a step. The system around the trainer is left out: rollouts of step `s` are sampled
 here, in transformers, with the weights of version `s - k` (version 0 before that), scored by the environment, filtered as the orchestrator
-does, and handed to `ours.Learner`. An arm's boundaries let rows go on under the weights of version `s - k + 1`. Deterministic but for the
-order of floating-point sums. Called by `__main__`.
+does, and handed to `ours.Learner`. An arm's boundaries let rows go on under the weights of version `s - k + 1`. All is
+deterministic except for the order of floating-point sums. Called by `__main__`.
 """
 
 import random

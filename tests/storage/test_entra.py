@@ -135,7 +135,7 @@ def test_the_store_refuses_a_token_of_another_audience(azure: Azure, azuring: Az
             claims = {"iss": "https://sts.windows.net/x/", "aud": "https://vault.azure.net", "nbf": 0}
             return type(held)(azuring.issuer.signed(claims | {"exp": int(time.time()) + 60}), held.expires_unix)
 
-    store = open_container(azure.spec, azure.prefix, Other(), deadline_seconds=1)  # type: ignore[arg-type]
+    store = open_container(azure.spec, azure.prefix, Other(), deadline_seconds=1)  # type: ignore[arg-type]  # only its keys are asked for
     with pytest.raises(StoreUnavailable, match="refuses our credentials"):
         store.get("a")
 

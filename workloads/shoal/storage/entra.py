@@ -103,8 +103,10 @@ def _object(answer: str) -> dict[str, object]:
 
 def _seconds(value: object) -> float | None:
     """A number of seconds, also where it is written as text."""
+    if not isinstance(value, int | float | str):
+        return None
     try:
-        seconds = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
+        seconds = float(value)
+    except (ValueError, OverflowError):
         return None
     return seconds if seconds == seconds else None  # not NaN
