@@ -139,7 +139,7 @@ class Space:
         """Until these pods are Ready."""
         for name in pods:
             found = partial(self.kube.get, "Pod", name, self.name)
-            self.wait(f"pod {name} to be Ready", lambda found=found: condition(found(), "Ready"), seconds)  # type: ignore[misc]
+            self.wait(f"pod {name} to be Ready", lambda found=found: condition(found(), "Ready"), seconds)  # type: ignore[misc]  # mypy infers no default
 
     def address(self, pod: str) -> str:
         """The pod's own address."""

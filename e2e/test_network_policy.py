@@ -6,7 +6,7 @@ from e2e.space import Space
 
 Object = dict[str, Any]
 
-PORT, OTHER_PORT = 8080, 8081
+PORT = 8080
 
 
 def policy(name: str, **spec: Any) -> Object:

@@ -25,7 +25,7 @@ def test_the_operators_image_runs_as_any_uid_and_can_write_nowhere_but_in_its_vo
     assert "CapEff:\t0000000000000000" in status
     assert "NoNewPrivs:\t1" in status
     assert space.run("probe", "python", "-c", "open('/shoal/tmp/it', 'w').write('x'); print('written')") == "written"
-    for place in ("/it", "/usr/it", "/opt/shoal/it", "/tmp/it"):  # noqa: S108
+    for place in ("/it", "/usr/it", "/opt/shoal/it", "/tmp/it"):  # noqa: S108 - none may be written
         with pytest.raises(RuntimeError, match="Read-only file system"):
             space.run("probe", "python", "-c", f"open('{place}', 'w')")
     assert space.run("probe", "python", "-m", "shoal_operator", "--help").startswith("usage:")

@@ -10,6 +10,21 @@ import numpy as np
 from beartype import beartype
 from jaxtyping import AbstractArray
 
+SHAPED = [
+    "shoal.crypto.challenge",
+    "shoal.islands",
+    "shoal.models.routers",
+    "shoal.proofs",
+    "shoal.storage.delta",
+    "shoal.toploc",
+    "shoal.training",
+    "shoal.validation.checks.token_sampling",
+    "shoal.validation.prefill",
+    "shoal.validation.truncation",
+    "shoal.sampling.gumbel",
+]
+"""Modules whose annotations of arrays, and all others of theirs, are held in this process: a call or a dataclass that does not fit them fails."""
+
 
 def names_array(hint: object) -> bool:
     """Whether an array of jaxtyping or numpy stands anywhere in a hint."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from real_tokenizers import checkpoint
+from shoal.contracts.model_source import GeneratedModel
 from shoal.contracts.prompts import PromptSettings
-from shoal.contracts.recipe import GeneratedModel
 from shoal.contracts.tasks import Task
 from shoal.environments.generated_model import Lesson, _teach, random_model
 from shoal.environments.math import Math

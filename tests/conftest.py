@@ -14,22 +14,9 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling, Scheduling
 
+from array_types import SHAPED
 from servers import IN_CI, Loopback, Minio, Redis, lacking, minio, redis, wait_until
 
-SHAPED = [
-    "shoal.crypto.challenge",
-    "shoal.islands",
-    "shoal.models.routers",
-    "shoal.proofs",
-    "shoal.storage.delta",
-    "shoal.toploc",
-    "shoal.training",
-    "shoal.validation.checks.token_sampling",
-    "shoal.validation.prefill",
-    "shoal.validation.truncation",
-    "shoal.sampling.gumbel",
-]
-"""Modules whose annotations of arrays, and all others of theirs, are held in this process: a call or a dataclass that does not fit them fails."""
 jaxtyping.install_import_hook(SHAPED, "array_types.checked")
 
 hypothesis.settings.register_profile(
@@ -91,25 +78,42 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 LAST = ("tests/operator/cluster/", "tests/system/")
-"""Whole systems that stay up to the end of the session, once they are started: no other test shall run beside them. tools/test.sh names them, too."""
+"""Whole systems that stay up to the end of the session, once they are started: they come last. tools/test.sh runs the two side by side."""
+
+
+FIRST = [
+    *(f"tests/{name}/" for name in ("training", "inference", "broadcast", "environments", "validation", "cli")),
+    "tests/operator/cluster/test_operator_lives.py",
+]
+"""What takes longest comes first where several processes share the tests: what comes last keeps one process alone at work."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    """A folder's tests run in one process where there are several (pytest-xdist): they share what it has started."""
+    """A folder's tests run in one process where there are several (pytest-xdist): they share what it has started. The operator's cluster
+    mostly waits: there each process starts a control plane of its own, and takes one file after the other."""
 
     class ByFolder(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid.partition("::")[0].rpartition("/")[0]
+            file = nodeid.partition("::")[0]
+            return file if file.startswith(LAST[0]) else file.rpartition("/")[0]
 
     return ByFolder(config, log)
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The order of the files, but for whole systems, which come last. What was asked for by name keeps its order within."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The order of the files, but for whole systems, which come last. Of these the tests of the one that stays up are the very last, or it would work
+    beside the others. What was asked for by name keeps its order within."""
+    first = FIRST if hasattr(config, "workerinput") else []  # of pytest-xdist: one of several processes
+    places = {folder: place - len(first) for place, folder in enumerate(first)} | {
+        folder: place for place, folder in enumerate(LAST, 1)
+    }
     items.sort(
-        key=lambda item: next((place for place, folder in enumerate(LAST, 1) if item.nodeid.startswith(folder)), 0)
+        key=lambda item: (
+            next((place for folder, place in places.items() if item.nodeid.startswith(folder)), 0),
+            "system" in getattr(item, "fixturenames", ()),
+        )
     )
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from protocol_stack import GROUP_SIZE, verdict_on
 from run_states import Orchestrator
+from shoal.contracts.completions import Sampling
 from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Lease, LeaseReturn
-from shoal.contracts.recipe import Recipe, Sampling, Validation
+from shoal.contracts.recipe import Recipe
+from shoal.contracts.validation import Validation
 from shoal.orchestrator import background
 from shoal.orchestrator.work import handout
 from shoal.orchestrator.work.lease_returns import take_back

@@ -6,14 +6,14 @@ RS256 (RFC 7518) over one key of its own. What asks it is real: MinIO's token se
 import base64
 import hashlib
 import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
+
+from json_server import JsonServer
 
 AUDIENCE = "sts.shoal.test"
 
@@ -26,31 +26,15 @@ def _number(value: int) -> str:
     return _text(value.to_bytes((value.bit_length() + 7) // 8, "big"))
 
 
-class Issuer:
+class Issuer(JsonServer):
     """Serves until `close`. `url` is the issuer, `config_url` where its keys are found."""
 
     def __init__(self, address: str) -> None:
         self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        issuer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = json.dumps(issuer.document(self.path)).encode()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                return
-
-        self._server = ThreadingHTTPServer((address, 0), Handler)
-        self.url = f"http://{address}:{self._server.server_address[1]}"
+        super().__init__(address)
         self.config_url = f"{self.url}/.well-known/openid-configuration"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def document(self, path: str) -> dict[str, Any]:
+    def answer(self, path: str, asked: dict[str, str]) -> tuple[int, dict[str, Any]]:
         if path.endswith("/jwks"):
             public = self._key.public_key().public_numbers()
             key = {
@@ -61,8 +45,8 @@ class Issuer:
                 "n": _number(public.n),
                 "e": _number(public.e),
             }
-            return {"keys": [key]}
-        return {
+            return 200, {"keys": [key]}
+        return 200, {
             "issuer": self.url,
             "authorization_endpoint": f"{self.url}/none",
             "token_endpoint": f"{self.url}/none",
@@ -101,7 +85,3 @@ class Issuer:
         new.write_text(token)
         new.replace(path)
         return token
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()

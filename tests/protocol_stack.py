@@ -12,8 +12,11 @@ from redis import Redis
 
 from ledger_samples import flat
 from samples import PROOF_PROFILE
-from servers import ROOT, Server, redis, wait_until
+from servers import PLAIN, ROOT, Server, redis, wait_until
 from shoal.contracts import keys
+from shoal.contracts.completions import Sampling
+from shoal.contracts.model_source import GeneratedModel, ModelSource
+from shoal.contracts.packages import PinnedPackage
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.protocol import (
     ClaimRenewal,
@@ -35,20 +38,15 @@ from shoal.contracts.protocol import (
     ValidationJob,
     VersionAnnouncement,
 )
-from shoal.contracts.recipe import (
-    GeneratedModel,
-    ModelSource,
-    Recipe,
-    Sampling,
-    StorageSpec,
-    TaskSource,
-    Validation,
-)
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.roster import ROLES, Role, Roster
 from shoal.contracts.run import Addresses, NodeConfig, Prepared, RunConfig
 from shoal.contracts.signed import Signed, sign
+from shoal.contracts.storage import StorageSpec
+from shoal.contracts.task_source import TaskSource
 from shoal.contracts.task_table import write_tasks
 from shoal.contracts.tasks import Task, tasks_digest
+from shoal.contracts.validation import Validation
 from shoal.contracts.verdicts import Outcome, RejectReason, RowReward, Verdict
 from shoal.contracts.weights import CheckpointFile, VersionOpen, WeightsManifest
 from shoal.crypto.keys import PrivateKey
@@ -65,6 +63,12 @@ TASKS = [
     Task(problem_id=f"p{n}", task_type="arithmetic", prompt=f"{n}+1=", verification_info={"answer": str(n + 1)})
     for n in range(50)
 ]
+
+
+WHEEL = b"a wheel, which nobody on the way looks into"
+PACKAGE = PinnedPackage(
+    package="echo-words", version="1.0", sha256=hashlib.sha256(WHEEL).hexdigest(), size_bytes=len(WHEEL)
+)
 
 
 def config(
@@ -99,6 +103,7 @@ def prepare(store: Store) -> None:
     """What the prepare Job leaves."""
     digest = tasks_digest(TASKS)
     store.put(keys.task_table(digest), write_tasks(TASKS))
+    store.put(keys.package(PACKAGE.sha256), WHEEL)
     prepared = Prepared(
         run=RUN,
         model_id="tiny-model",
@@ -107,6 +112,7 @@ def prepare(store: Store) -> None:
         tasks_digest=digest,
         task_count=len(TASKS),
         proof_profile=PROOF_PROFILE,
+        packages=[PACKAGE],
     )
     store.put(keys.PREPARED, prepared.to_json())
 
@@ -232,7 +238,7 @@ class Node:
 
 
 def post(grant: UploadGrant, data: bytes) -> httpx.Response:
-    return httpx.post(grant.url, data=grant.fields, files={"file": ("rollouts.parquet", data)}, trust_env=False)
+    return httpx.post(grant.url, data=grant.fields, files={"file": ("rollouts.parquet", data)}, **PLAIN)
 
 
 def sha(data: bytes) -> str:
@@ -317,7 +323,7 @@ def environment(home: Path, address: str, role: str) -> dict[str, str]:
 
 def ready(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/readyz", trust_env=False, timeout=2).status_code == 200
+        return httpx.get(f"{url}/readyz", **PLAIN, timeout=2).status_code == 200
     except httpx.HTTPError:
         return False
 

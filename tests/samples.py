@@ -11,6 +11,7 @@ from changed_keys import RunKeys
 from ledger_samples import COMPUTE, ledger_samples, terms_by
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
 from shoal.contracts.base import Contract
+from shoal.contracts.completions import LengthReward, Sampling
 from shoal.contracts.evaluation import BenchmarkTerms, BestVersion, EvaluationProgress, Truncation
 from shoal.contracts.final_model import FinalModel, ModelOrigin
 from shoal.contracts.islands import (
@@ -25,6 +26,8 @@ from shoal.contracts.islands import (
     IslandTerms,
 )
 from shoal.contracts.machine import Lending, OwnersRequest
+from shoal.contracts.model_source import GeneratedModel, ModelSource
+from shoal.contracts.packages import EnvironmentPackage, PinnedPackage
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.proof_profile import (
@@ -73,18 +76,7 @@ from shoal.contracts.protocol import (
     ValidationJob,
     VersionAnnouncement,
 )
-from shoal.contracts.recipe import (
-    GeneratedModel,
-    LengthReward,
-    ModelSource,
-    ProofThresholds,
-    Recipe,
-    S3Storage,
-    Sampling,
-    StorageSpec,
-    TaskSource,
-    Validation,
-)
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.rollouts import Rollout, RolloutMetadata
 from shoal.contracts.roster import ROLES, Roster
 from shoal.contracts.run import (
@@ -104,9 +96,13 @@ from shoal.contracts.serving import PromotedScore, Promotion
 from shoal.contracts.sft import SftManifest, SftShard
 from shoal.contracts.signed import sign
 from shoal.contracts.steps import BatchFile, Beacon, SourceGroups, StepBatch, StepMetrics, TypeMeans
+from shoal.contracts.storage import S3Storage, StorageSpec
+from shoal.contracts.task_source import TaskSource
 from shoal.contracts.tasks import ChatMessage, JudgedTasks, RefusedTasks, Task, TaskReport
+from shoal.contracts.thresholds import ProofThresholds
 from shoal.contracts.trust import KeysNotice, PastWork
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
+from shoal.contracts.validation import Validation
 from shoal.contracts.verdicts import Opinion, RowReward, ValidatorCard, Verdict
 from shoal.contracts.weights import (
     CheckpointFile,
@@ -410,6 +406,8 @@ DOCUMENTS: list[Contract] = [
         task_count=4096, base_pass_rate=0.31,
     ),
     PREPARED_CHAT, PROMPT_TERMS, TRUNCATION, BENCHMARK_CHAT,
+    EnvironmentPackage(package="echoes", version="1.0", sha256=DIGEST, object="packages/echoes.whl"),
+    PinnedPackage(package="echoes", version="1.0", sha256=DIGEST, size_bytes=4096),
     PromptSettings(template="Chat", system="You are terse.", assistant_prefix="<think>\n", template_arguments={"enable_thinking": True}),
     BENCHMARK, EVALUATION, BestVersion(version=6, benchmark="sums", value=0.62),
     EvaluationProgress(version=6, benchmark="sums", slices=4, slices_done=4, avg_at_k=0.62, low=0.5, high=0.73, ended=True),

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NoReturn, TypeVar
+from typing import IO, Any, NoReturn, TypedDict, TypeVar
 
 import pytest
 from minio import Minio as MinioClient
@@ -35,7 +35,16 @@ HOSTS = 254
 """Addresses of one network."""
 
 
-def wait_until(what: str, poll: Callable[[], Value | None], seconds: float = 20.0, interval: float = 0.02) -> Value:
+class OverPlainHttp(TypedDict):
+    trust_env: bool
+    verify: bool
+
+
+PLAIN = OverPlainHttp(trust_env=False, verify=False)
+"""For `httpx` and addresses of this machine without TLS: reading the well-known authorities takes 25 ms of CPU a client, and tests make thousands."""
+
+
+def wait_until(what: str, poll: Callable[[], Value | None], seconds: float = 60.0, interval: float = 0.02) -> Value:
     """Call `poll` until it gives something that is neither None nor False; fail the test with `what` after `seconds`."""
     end = time.monotonic() + seconds
     while True:

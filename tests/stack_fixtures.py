@@ -1,12 +1,28 @@
 """Running stacks (Redis, discovery, orchestrator) as fixtures: one a module for the tests that do not break it; others start their own."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from protocol_stack import Stack
+from protocol_stack import GROUP_SIZE, Stack
 from servers import Loopback
+from shoal.contracts.recipe import Recipe
+
+LARGE_STEPS = Recipe(prompts_per_step=100, group_size=GROUP_SIZE, max_sequence_length=128)
+"""There is always room for another lease."""
+
+
+@contextmanager
+def running_stack(folders: pytest.TempPathFactory, address: str, **changes: object) -> Iterator[Stack]:
+    """A stack with the given changes to the run's configuration, until the block ends."""
+    running = Stack(folders.mktemp("stack"), address, **changes)
+    try:
+        running.start()
+        yield running
+    finally:
+        running.close()
 
 
 @pytest.fixture
@@ -29,9 +45,5 @@ def new_stack(tmp_path: Path, loopback: Loopback) -> Iterator[Callable[..., Stac
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, loopback: Loopback) -> Iterator[Stack]:
     """One stack for a whole module."""
-    running = Stack(tmp_path_factory.mktemp("stack"), loopback.address())
-    try:
-        running.start()
+    with running_stack(tmp_path_factory, loopback.address()) as running:
         yield running
-    finally:
-        running.close()

@@ -18,6 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from array_types import SHAPED
 from shoal.contracts.work import FIRST_SLICE
 from shoal.report.sampler import METRIC_PORTS
 from shoal_operator.children.names import PORTS
@@ -40,6 +41,9 @@ PLACES = re.compile(
         ]
     )
 )  # fmt: skip
+SILENCED = re.compile(r"# (noqa: [A-Z0-9, ]+|type: ignore(\[[^]]*\])?)\s*$")
+DIGESTED = ("workloads/shoal/environments/", "workloads/shoal/rewards/")
+"""Digests of environments cover these sources, comments too."""
 MAY_NAME_IMAGES = ("docs/", "charts/", "images/")
 
 
@@ -128,6 +132,17 @@ def test_work_is_decoded_where_it_comes_in() -> None:
     assert asking == may
 
 
+def test_the_shapes_of_every_array_are_held_while_tests_run() -> None:
+    held = [f"workloads/{name.replace('.', '/')}" for name in SHAPED]
+    free = [
+        relative(path)
+        for path in tracked("operator/*.py", "workloads/*.py")
+        if "from jaxtyping import" in path.read_text()
+        and not relative(path).startswith((*(f"{name}/" for name in held), *(f"{name}.py" for name in held)))
+    ]
+    assert free == [], "add their modules to SHAPED in tests/array_types.py"
+
+
 def test_the_operators_folder_does_not_shadow_the_standard_library() -> None:
     assert not (ROOT / "operator" / "__init__.py").exists()
 
@@ -151,6 +166,17 @@ def test_no_file_names_a_registry_or_a_folder_of_one_machine() -> None:
                 if not (relative(path).startswith(MAY_NAME_IMAGES) and match[0].endswith(".io/")):
                     named[relative(path)].append(f"{number}: {match[0]}")
     assert not named, dict(named)
+
+
+def test_each_silenced_check_has_its_reason_beside_it() -> None:
+    silent = [
+        f"{relative(path)}:{number}"
+        for path in tracked("*.py")
+        if not relative(path).startswith(DIGESTED)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if SILENCED.search(line)
+    ]
+    assert not silent
 
 
 def test_test_files_have_names_of_their_own() -> None:

@@ -3,7 +3,7 @@
 # run shows all that is wrong; the status is that of the whole. Arguments go to pytest; `--only-tests` leaves the static checks out, and `--fast` runs
 # them with a fast tier of tests (`make check`). The core (tools/core.sh) runs last and alone, and only where nobody chose tests: without arguments, or with `-m "not soak"`.
 #
-# Writes .cache/junit.xml, of whole systems .cache/junit-systems.xml, and prints the slowest tests and every skipped one with its reason. With CI set, a
+# Writes .cache/junit.xml, of whole systems .cache/junit-systems.xml and .cache/junit-cluster.xml, and prints the slowest tests and every skipped one with its reason. With CI set, a
 # test that was skipped for want of something that CI must have is a failure (tests/conftest.py).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -83,11 +83,21 @@ run_tests() { # $1: name of the report, the others: for pytest
     shift
     .venv/bin/python -m pytest --junitxml=".cache/$report.xml" --durations=15 --durations-min=1 -p no:cacheprovider "$@"
 }
+
+# The operator's cluster mostly waits, for timers: two processes share its files, and use what CPU the whole runs leave.
+run_systems() {
+    local other status=0
+    run_tests junit-cluster -n 2 --dist loadfile --no-loadscope-reorder tests/operator/cluster "$@" > >(sed -u 's/^/cluster: /') 2>&1 &
+    other=$!
+    run_tests junit-systems tests/system "$@" || status=1
+    wait "$other" || status=1
+    return "$status"
+}
+
 if [[ -n $whole ]]; then
-    # A test mostly keeps one core busy, so two folders run at a time; whole systems have the machine to themselves (LAST in tests/conftest.py).
-    systems=(tests/operator/cluster tests/system)
-    check "tests" run_tests junit -n 2 --dist loadscope --no-loadscope-reorder "${systems[@]/#/--ignore=}" "$@"
-    check "tests of whole systems" run_tests junit-systems "${systems[@]}" "$@"
+    # A test keeps one core busy, or waits: three folders at a time for two cores. Whole systems come last (LAST in tests/conftest.py).
+    check "tests" run_tests junit -n 3 --dist loadscope --no-loadscope-reorder --ignore=tests/operator/cluster --ignore=tests/system "$@"
+    check "tests of whole systems" run_systems "$@"
 else
     check "tests" run_tests junit "$@"
 fi

@@ -12,7 +12,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,10 +21,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.agents.reasoning_gym import JOB, own_process, row_of
+from benchmarks.agents.reasoning_gym import JOB, facts_of, own_process, row_of
 from benchmarks.agents.verifiers_scripts import SCRIPTS
 from shoal.contracts.prompts import PromptTerms
-from shoal.contracts.recipe import Sampling, Validation
 from shoal.contracts.rollouts import RolloutMetadata
 from shoal.contracts.task_table import read_tasks, write_tasks
 from shoal.contracts.tasks import Task
@@ -50,7 +50,9 @@ TEMPLATE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 TERMS = PromptTerms(template="Chat", tokenizer_digest="0" * 64)
-VF_EVAL = "--max-concurrent 4 --client.api-key-var KEY --env.agent.harness.id null --env.agent.runtime.type subprocess --push false --no-rich"
+VF_EVAL = (
+    "--client.api-key-var KEY --env.agent.harness.id null --env.agent.runtime.type subprocess --push false --no-rich"
+)
 STAND_INS = Path(__file__).with_name("vf_eval_stand_ins")
 RUN_VF_EVAL = "from verifiers.v1.cli.eval.main import main; main()"
 
@@ -113,14 +115,11 @@ def loaded_tokenizer(folder: str) -> "PreTrainedTokenizerFast":
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def worked(name: str, table: bytes, folder: str) -> tuple[str, list[Played]]:
-    """The worker's side: its environment's digest, and its rows."""
-    environment, tasks, tokenizer = load(name), read_tasks(table), loaded_tokenizer(folder)
-    end = frozenset({tokenizer.eos_token_id})
-    tools = tools_of(environment, tokenizer, end, TERMS)
-    scripts = [(number, script) for number, task in enumerate(tasks) for script in episodes(name, task)]
-    engine = Engine(tokenizer, [script for _, script in scripts])
-    planned = [
+def planned_rows(
+    environment: Environment, tasks: Sequence[Task], tokenizer: "PreTrainedTokenizerFast", numbers: Sequence[int]
+) -> list[PlannedRow]:
+    """A row for each script, by the number of its task; its seed is the script's place."""
+    return [
         PlannedRow(
             task=tasks[number],
             prompt_index=number,
@@ -128,8 +127,18 @@ def worked(name: str, table: bytes, folder: str) -> tuple[str, list[Played]]:
             target_length=None,
             request=Request(prompt_tokens(tokenizer, environment, tasks[number], None, TERMS), place, 1.0, LIMIT),
         )
-        for place, (number, _) in enumerate(scripts)
+        for place, number in enumerate(numbers)
     ]
+
+
+def worked(name: str, table: bytes, folder: str) -> tuple[str, list[Played]]:
+    """The worker's side: its environment's digest, and its rows."""
+    environment, tasks, tokenizer = load(name), read_tasks(table), loaded_tokenizer(folder)
+    end = frozenset({tokenizer.eos_token_id})
+    tools = tools_of(environment, tokenizer, end, TERMS)
+    scripts = [(number, script) for number, task in enumerate(tasks) for script in episodes(name, task)]
+    engine = Engine(tokenizer, [script for _, script in scripts])
+    planned = planned_rows(environment, tasks, tokenizer, [number for number, _ in scripts])
     alone = [each.request for each in planned]
     made = engine.generate(alone) if tools is None else play(planned, tools, engine.generate)
     scored = ScoredOnce(environment)
@@ -150,35 +159,30 @@ def validated(
     name: str, tasks: Sequence[Task], tokenizer: "PreTrainedTokenizerFast", rows: Sequence[Played]
 ) -> list[float | None]:
     """The validator's side: its own task rewards. RuntimeError when it holds a row against the worker."""
-    environment = load(name)
-    facts = Facts(
-        run="agents",
-        model_id="none",
-        environment=environment,
-        environment_digest=digest(environment),
-        tasks=tasks,
-        tokenizer=tokenizer,
-        eos_token_ids=frozenset({tokenizer.eos_token_id}),
-        vocabulary=len(tokenizer),
-        hidden_size=1,
-        group_size=len(rows),
-        max_sequence_length=1 << 20,
-        sampling=Sampling(groups_per_submission=1),
-        length_reward=None,
-        validation=Validation(),
-        prompt=TERMS,
-    )
+    return checked(validator_of(name, tasks, tokenizer, len(rows)), rows)
+
+
+def validator_of(name: str, tasks: Sequence[Task], tokenizer: "PreTrainedTokenizerFast", rows: int) -> Facts:
+    """What a validator of a file of so many rows knows."""
+    return replace(facts_of(load(name), tasks, tokenizer, rows), prompt=TERMS)
+
+
+def checked(facts: Facts, rows: Sequence[Played]) -> list[float | None]:
+    """The task rewards that a validator computes, after it has answered every call again. RuntimeError when it holds a row against the worker."""
     lines = [
-        replace(row_of(tasks[each.task], each.task, each.tokens, each.claim), completion_mask=each.mask)
+        replace(row_of(facts.tasks[each.task], each.task, each.tokens, each.claim), completion_mask=each.mask)
         for each in rows
     ]
     if isinstance(facts.tools, Turns):
         for each in rows:
+            task = facts.tasks[each.task]
             given = (each.tokens, each.mask, each.finish_reason, LIMIT)
-            wrong = facts.tools.problem(tasks[each.task], *given)
-            again = facts.tools.run_again(tasks[each.task], *given)
+            wrong = facts.tools.problem(task, *given)
+            again = facts.tools.run_again(task, *given)
             if wrong is not None or again != Rerun():
-                raise RuntimeError(f"{name}: the validator says of task {each.task}: {wrong or again}")
+                raise RuntimeError(
+                    f"{facts.environment.name}: the validator says of {task.problem_id}: {wrong or again}"
+                )
     file = File(JOB, lines, RolloutMetadata("none", "", facts.environment_digest, ""))
     ours = reward_check.score_rows(file, facts)
     if (finding := reward_check.check(file, facts, ours)) is not None:
@@ -238,6 +242,30 @@ def asked_text(task: Task) -> str:
 def by_verifiers(package: str, tasks: Sequence[Task], folder: Path, installed: Path) -> list[tuple[str, int, float]]:
     """Problem id, number of the episode, and reward (as Shoal reads verifiers' parts of it) of each episode that `vf-eval` plays to its end."""
     scripts = {asked_text(task): (task.problem_id, episodes(f"verifiers:{package}", task)) for task in tasks}
+    found: dict[tuple[str, int], float] = {}
+    for trace in traces_of_vf_eval(package, scripts, place_in_set(tasks[-1]) + 1, folder, installed):
+        replies = [each["message"] for each in trace["nodes"] if each["sampled"]]
+        prompt = next(each["message"] for each in trace["nodes"] if each["message"]["role"] == "user")
+        problem, scripted = scripts[prompt["content"]]
+        found[problem, place_of(replies, scripted)] = reward_of(trace["rewards"])
+    return [(problem, place, reward) for (problem, place), reward in found.items()]
+
+
+def traces_of_vf_eval(
+    package: str,
+    scripts: dict[str, tuple[str, list[list[str]]]],
+    tasks: int,
+    folder: Path,
+    installed: Path,
+    most: int = 4,
+    seconds_of: Callable[[str], float] = lambda turn: 0.0,
+    home: Path | None = None,
+) -> list[dict[str, Any]]:
+    """What `vf-eval` wrote of the episodes of the first `tasks` that did not fail, `most` at a time. RuntimeError when there is none.
+
+    `scripts` has the problem id and episodes of each prompt. The engine takes `seconds_of` a turn for it. `home` keeps what
+    `vf-eval` caches; without it nothing is cached.
+    """
     rounds = max(len(each) for _, each in scripts.values())
     known = (
         f"{STAND_INS}{os.pathsep}{PACKAGES}{os.pathsep}{os.environ.get(FOLDERS_VARIABLE, '')}{os.pathsep}{installed}"
@@ -247,23 +275,12 @@ def by_verifiers(package: str, tasks: Sequence[Task], folder: Path, installed: P
         "PYTHONPATH": known,
         "PATH": f"{installed / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "KEY": "none",
-        "HOME": str(folder),
+        "HOME": str(home or folder),
     }
-    with served(scripts) as address:
-        line = [
-            sys.executable,
-            "-c",
-            RUN_VF_EVAL,
-            package,
-            "-n",
-            str(place_in_set(tasks[-1]) + 1),
-            "-r",
-            str(rounds),
-            "--model",
-            "scripted",
-        ]
+    with served(scripts, seconds_of) as address:
+        line = [sys.executable, "-c", RUN_VF_EVAL, package, "-n", str(tasks), "-r", str(rounds), "--model", "scripted"]
         done = subprocess.run(
-            [*line, "--client.base-url", f"{address}/v1", *VF_EVAL.split()],
+            [*line, "--max-concurrent", str(most), "--client.base-url", f"{address}/v1", *VF_EVAL.split()],
             cwd=folder,
             env=variables,
             capture_output=True,
@@ -271,23 +288,18 @@ def by_verifiers(package: str, tasks: Sequence[Task], folder: Path, installed: P
             timeout=1200,
             check=False,
         )
-    found: dict[tuple[str, int], float] = {}
+    found = []
     for path in folder.glob(f"outputs/{package}--*/traces.jsonl"):
         for line_ in path.read_text().splitlines():
             (trace,) = json.loads(line_)["traces"]
-            if not trace["ok"]:
-                failed = trace["errors"][-1]
-                print(
-                    f"vf-eval {package}: an episode failed: {failed['type']} {failed['message'][:500]}", file=sys.stderr
-                )
+            if trace["ok"]:
+                found.append(trace)
                 continue
-            replies = [each["message"] for each in trace["nodes"] if each["sampled"]]
-            prompt = next(each["message"] for each in trace["nodes"] if each["message"]["role"] == "user")
-            problem, scripted = scripts[prompt["content"]]
-            found[problem, place_of(replies, scripted)] = reward_of(trace["rewards"])
+            failed = trace["errors"][-1]
+            print(f"vf-eval {package}: an episode failed: {failed['type']} {failed['message'][:500]}", file=sys.stderr)
     if not found:
         raise RuntimeError(f"vf-eval {package} ended with {done.returncode}: {(done.stdout + done.stderr)[-1000:]}")
-    return [(problem, place, reward) for (problem, place), reward in found.items()]
+    return found
 
 
 def reward_of(parts: dict[str, dict[str, float]]) -> float:
@@ -339,8 +351,10 @@ def place_of(replies: Sequence[dict[str, Any]], scripted: Sequence[Sequence[str]
 
 
 @contextmanager
-def served(scripts: dict[str, tuple[str, list[list[str]]]]) -> Iterator[str]:
-    """An OpenAI-compatible server that plays the scripts of each prompt in turn. Its address."""
+def served(
+    scripts: dict[str, tuple[str, list[list[str]]]], seconds_of: Callable[[str], float] = lambda turn: 0.0
+) -> Iterator[str]:
+    """An OpenAI-compatible server that plays the scripts of each prompt in turn, and takes `seconds_of` a turn for it. Its address."""
     begun: dict[str, int] = {}
     lock = threading.Lock()
 
@@ -366,7 +380,9 @@ def served(scripts: dict[str, tuple[str, list[list[str]]]]) -> Iterator[str]:
             else:
                 with lock:
                     place = begun[prompt] = (begun.get(prompt, -1) + 1) % len(scripted)
-            message = said(scripted[place][len(replies)])
+            turn = scripted[place][len(replies)]
+            time.sleep(seconds_of(turn))
+            message = said(turn)
             for each in message.get("tool_calls", ()):
                 each["id"] = f"turn{len(replies)}call{each['index']}-{place}"
             self.answer(200, "text/event-stream", streamed(message))

@@ -19,13 +19,18 @@ from benchmarks.broadcast.certificates import Authority
 from benchmarks.broadcast.links import Stage
 from benchmarks.broadcast.network import Host, wait
 from shoal.contracts import keys, relay_token
+from shoal.contracts.completions import Sampling
+from shoal.contracts.model_source import GeneratedModel, ModelSource
 from shoal.contracts.protocol import RelayToken
-from shoal.contracts.recipe import GeneratedModel, ModelSource, Recipe, Sampling, StorageSpec, TaskSource, Validation
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.relays import OUTSIDE_PORT
 from shoal.contracts.roster import ROLES, Role, Roster
 from shoal.contracts.run import Addresses, AgentState, NodeConfig, RunConfig
 from shoal.contracts.settings import Broadcast
 from shoal.contracts.signed import sign
+from shoal.contracts.storage import StorageSpec
+from shoal.contracts.task_source import TaskSource
+from shoal.contracts.validation import Validation
 from shoal.crypto.keys import PrivateKey
 
 ROOT = Path(__file__).resolve().parents[2]

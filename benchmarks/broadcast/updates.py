@@ -120,7 +120,7 @@ class Trained:
     def __init__(self, folder: Path, rate: float) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        from shoal.contracts.recipe import TrainerSettings
+        from shoal.contracts.trainer import TrainerSettings
         from shoal.training.model import load_policy
         from shoal.training.optimizer import Optimizer
 

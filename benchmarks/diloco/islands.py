@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,10 +71,7 @@ def run_islands(setting: Setting, hosts: list[Host], folder: Path) -> list[dict[
         _until(port_file.exists, "the lighthouse to listen")
         url = f"http://{hosts[0].address}:{port_file.read_text()}"
         return _all(
-            [
-                lambda index=index, host=host: _island(setting, index, len(hosts), host, url)  # type: ignore[misc]
-                for index, host in enumerate(hosts)
-            ],
+            [partial(_island, setting, index, len(hosts), host, url) for index, host in enumerate(hosts)],
             hosts,
             folder,
         )
@@ -157,7 +155,7 @@ def run_gradient_exchange(setting: Setting, hosts: list[Host], folder: Path) -> 
             "link_bytes": _sent(hosts[index]) - before,
         }  # fmt: skip
 
-    return _all([lambda index=index: rank(index) for index in range(len(hosts))], hosts, folder)  # type: ignore[misc]
+    return _all([partial(rank, index) for index in range(len(hosts))], hosts, folder)
 
 
 def _all(acts: list[Callable[[], dict[str, Any]]], hosts: list[Host], folder: Path) -> list[dict[str, Any]]:

@@ -22,11 +22,13 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from benchmarks.gpu import carried
 from benchmarks.gpu.part import Asked, run_part
 from benchmarks.trust.weight_sets import CHANGES
+from shoal.contracts.model_source import GeneratedModel
 from shoal.contracts.pools import SAMPLER
 from shoal.contracts.proof_profile import DRAWN_GAPS
 from shoal.contracts.protocol import ValidationJob
-from shoal.contracts.recipe import DrawnGaps, GeneratedModel, ProofThresholds, Validation
 from shoal.contracts.rollouts import Rollout, RolloutMetadata
+from shoal.contracts.thresholds import DrawnGaps, ProofThresholds
+from shoal.contracts.validation import Validation
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_model import random_model, tokenizer_for
 from shoal.environments.prompts import load_tokenizer, prompt_tokens

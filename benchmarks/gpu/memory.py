@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from benchmarks.gpu.part import Asked, run_part
 from benchmarks.trainer.rank_memory import SMALL, Case, full_step, one_pack
-from shoal.contracts.recipe import Offload, Recipe
+from shoal.contracts.recipe import Recipe
+from shoal.contracts.trainer import Offload
 from shoal.planner.memory import total
 from shoal.training.model import policy_to_ask, policy_to_train
 from shoal.training.optimizer import Optimizer

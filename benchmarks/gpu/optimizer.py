@@ -8,6 +8,7 @@ import gc
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -108,8 +109,8 @@ def _copies(device: torch.device, nbytes: int) -> dict[str, float]:
     found = {"within_the_device_gb_s": 2 * nbytes / _timed(device, lambda: other.copy_(on_device)) / 1e9}
     for name in ("pinned", "ordinary"):
         host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=name == "pinned" and device.type == "cuda")
-        to_device = _timed(device, lambda host=host: on_device.copy_(host, non_blocking=True))  # type: ignore[misc]
-        to_host = _timed(device, lambda host=host: host.copy_(on_device, non_blocking=True))  # type: ignore[misc]
+        to_device = _timed(device, partial(on_device.copy_, host, non_blocking=True))
+        to_host = _timed(device, partial(host.copy_, on_device, non_blocking=True))
         found |= {f"{name}_to_device_gb_s": nbytes / to_device / 1e9, f"{name}_to_host_gb_s": nbytes / to_host / 1e9}
     return found
 

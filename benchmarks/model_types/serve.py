@@ -1,40 +1,32 @@
-"""`python -m benchmarks.model_types.serve FOLDER`: vLLM samples from a written model; prints how far its log-probabilities are from the trainer's.
+"""`python -m benchmarks.model_types.serve FOLDER`: a worker's engine samples from a written model; prints what it made of each request.
 
-In: a checkpoint without a real tokenizer; prompts are token ids. Out: the greatest difference in nats. Called by `benchmarks.model_types`.
+In: a checkpoint, and `REQUESTS`. Out: one line of JSON. Called by `benchmarks.model_types`, which judges it in its own process: vLLM replaces classes
+of transformers where it takes a model from there, and neither trainer nor validator could load it afterwards.
 """
 
+import base64
+import json
 import sys
 from pathlib import Path
 
+from shoal.inference.completions import Request
+
+REQUESTS = [Request(tuple(range(20, 23 + 2 * number)), 7 + number, 0.9, 40) for number in range(6)]
+"""Completions have two proofs each: one of 32 tokens, one of the rest."""
+
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    import numpy as np
-    from vllm import LLM, SamplingParams
+    from shoal.inference.checkpoint import read_checkpoint
+    from shoal.inference.engine import Engine
 
-    engine = LLM(
-        str(folder), skip_tokenizer_init=True, enforce_eager=True, kv_cache_memory_bytes=64 << 20, max_num_batched_tokens=2048,
-        enable_chunked_prefill=False, dtype="float32", max_model_len=128,
-    )  # fmt: skip
-    sampling = SamplingParams(temperature=1.0, seed=1, max_tokens=24, logprobs=0, ignore_eos=True, detokenize=False)
-    prompts = [[5, 9, 17], [30, 2, 41, 8, 11, 6, 3]]
-    answers = [each.outputs[0] for each in engine.generate([{"prompt_token_ids": each} for each in prompts], sampling)]
-    from shoal.training.batches import micro_batch
-    from shoal.training.model import load_policy
-    from shoal.training.rollouts import Sample
-
-    samples, engines = [], []
-    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        claimed = [float(at[token].logprob) for at, token in zip(answer.logprobs, answer.token_ids, strict=True)]
-        engines += claimed
-        tokens = np.array([*prompt, *answer.token_ids])
-        samples.append(
-            Sample(
-                str(number), tokens, len(prompt), np.ones(len(claimed), dtype=np.bool_), np.array(claimed, dtype=np.float32), 1.0, 0, 1.0, 0.0, 1.0
-            )
-        )  # fmt: skip
-    found = load_policy(folder)(micro_batch([(sample, 1.0) for sample in samples]))[1]
-    print(float(np.abs(found.numpy() - np.array(engines)).max()))
+    engine = Engine(read_checkpoint(Path(sys.argv[1])), max_sequence_length=128, batch=len(REQUESTS))
+    made = engine.generate(REQUESTS, lambda: None)
+    engine.close()
+    found = [
+        {"tokens": each.tokens, "logprobs": each.logprobs, "proofs": base64.b64encode(each.proofs).decode()}
+        for each in made
+    ]
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.objectives.experts import beside_trl, experts
+from benchmarks.objectives.experts import adapters, beside_trl, experts
 from benchmarks.objectives.routes import replayed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,11 +33,12 @@ def main() -> None:
     parser.add_argument(
         "--routes", action="store_true", help="measure the figures of router replay alone; the others stay"
     )
+    parser.add_argument("--adapters", action="store_true", help="measure adapters on experts alone; the others stay")
     parser.add_argument("--trl", action="store_true", help="time experts beside TRL alone; the other figures stay")
     asked = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    named = ((asked.experts, experts), (asked.routes, replayed), (asked.trl, beside_trl))
+    named = ((asked.experts, experts), (asked.adapters, adapters), (asked.routes, replayed), (asked.trl, beside_trl))
     parts = [measure for given, measure in named if given]
     measures = parts or [gaps, lambda: costs(asked.rounds), experts, replayed, beside_trl]
     found = {name: value for measure in measures for name, value in measure().items()}

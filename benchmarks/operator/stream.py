@@ -228,7 +228,7 @@ def watch_by_kopf(configuration: Any, seen: Callable[[str, Object], None]) -> Ca
         def stop(self) -> None: ...
         def kopf_restarted(self) -> None: ...
 
-    running = KopfLoop(Engine(), configuration, Options())  # type: ignore[arg-type]
+    running = KopfLoop(Engine(), configuration, Options())  # type: ignore[arg-type]  # what kopf's loop calls of it
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_until_complete, args=(running.run(),), daemon=True)
     thread.start()

@@ -21,7 +21,8 @@ from benchmarks.reproduce.base import Start, start_of
 from benchmarks.reproduce.ours import Drawn
 from benchmarks.reproduce.simulator import Answers
 from shoal.contracts.algorithm import Algorithm, Prime
-from shoal.contracts.recipe import GeneratedModel, Recipe
+from shoal.contracts.model_source import GeneratedModel
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.sft import SftDataset, SftSettings
 from shoal.contracts.tasks import Task
 from shoal.environments.arithmetic import Arithmetic

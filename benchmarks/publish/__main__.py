@@ -24,8 +24,8 @@ from benchmarks.publish.trainer import TENSOR_BYTES, gather, write_growing
 from shoal.broadcast.encoding import copiers
 from shoal.broadcast.publishing import StoreCopy, copy_to_store, cut_into
 from shoal.broadcast.tree import Tree
-from shoal.contracts.recipe import state_every
 from shoal.contracts.signed import sign
+from shoal.planner.memory import state_every
 from shoal.storage.growing import Growing, growing_versions
 from shoal.storage.store import open_folder
 

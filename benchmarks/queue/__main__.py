@@ -1,11 +1,12 @@
 """`python -m benchmarks.queue`: what a queue costs its runs. It writes `kueue_runs` and others into `benchmarks/results/citizen.json`.
 
-    python -m benchmarks.queue                        20 runs on 100 nodes of 8 GPUs, some three minutes
+    python -m benchmarks.queue                        20 runs on 100 nodes of 8 GPUs, some five minutes
     python -m benchmarks.queue --runs 4 --nodes 20 --out /tmp/citizen.json
 
 API server, controllers of pods and the operator are real; the queue is the stand-in of `tests/operator/kueue_stand_in.py`. Nodes are objects, and a
-thread places pods on those with free GPUs and the flavour's labels. Runs ask for 48 GPUs each, so a part of them waits. A third comes later with a
-higher priority and preempts. A sample each quarter of a second holds GPUs of live pods against reserved ones.
+thread places pods on those with free GPUs and the flavour's labels. Runs ask for 48 GPUs each. A third, or as many as fit, comes later with a higher
+priority, and preempts where no room is left. No run ends before these work, so each preempted run has to resume. A sample each quarter of a second
+holds GPUs of live pods against reserved ones.
 """
 
 import argparse
@@ -124,11 +125,15 @@ class Meter:
         return workloads
 
 
-def story(kube: Kube, rack: Rack, orchestrators: Orchestrators, runs: int, deadline: float) -> dict[str, Any]:
-    """Create the runs, let each work for a while and end, and meter it."""
+def story(
+    kube: Kube, rack: Rack, orchestrators: Orchestrators, runs: int, room: int, deadline: float
+) -> dict[str, Any]:
+    """Create the runs, of which `room` fit at once, let each work for a while and end, and meter it."""
     meter, began = Meter(kube), time.monotonic()
     names = [f"r{number:02d}" for number in range(runs)]
-    late = set(names[-(runs // 3) :])
+    late = set(names[runs - min(runs // 3, room) :])
+    early = min(runs - len(late), room)
+    worked: set[str] = set()
     ready_at: dict[str, float] = {}
     done: set[str] = set()
 
@@ -150,12 +155,13 @@ def story(kube: Kube, rack: Rack, orchestrators: Orchestrators, runs: int, deadl
                 ready_at.pop(name, None)
                 continue
             since = ready_at.setdefault(name, time.monotonic())
-            # Those that came first work until the late ones have come, so that there is somebody to preempt.
-            if time.monotonic() - since > WORK_SECONDS and not waiting:
+            worked.add(name)
+            # None ends before the late ones work: whoever ends gives them room, and they preempt nobody.
+            if time.monotonic() - since > WORK_SECONDS and late <= worked:
                 ended = RunProgress(run=name, steps_total=4, open_step=None, latest_version=4, complete=True)
                 orchestrators.say(NAMESPACE, ended)
                 rack.play(NAMESPACE, f"{name}-trainer-*", hollow_node.succeeded)
-        if waiting and len(ready_at) >= min(runs - len(late), 800 // GPUS_A_RUN // 2):
+        if waiting and len(worked) >= early:
             create(waiting.pop(), 10)
         done = {each["metadata"]["name"].removesuffix("-workload") for each in workloads if is_true(each, "Finished")}
         time.sleep(SAMPLE_SECONDS)
@@ -178,6 +184,9 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help="where the figures go, beside others")
     given = parser.parse_args()
+    room = given.nodes * GPUS_A_NODE // GPUS_A_RUN
+    if room < 1:
+        parser.error(f"--nodes must be at least {GPUS_A_RUN // GPUS_A_NODE}: a run needs {GPUS_A_RUN} GPUs")
     loopback = Loopback()
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         plane = ControlPlane(loopback.address(), Path(folder), find_programs())
@@ -201,7 +210,7 @@ def main() -> int:
             rack = Rack(kube, given.nodes)
             rack.start()
             rack.play(NAMESPACE, "*-prepare-*", hollow_node.succeeded)
-            figures = story(kube, rack, orchestrators, given.runs, given.deadline)
+            figures = story(kube, rack, orchestrators, given.runs, room, given.deadline)
             figures["kueue_nodes"] = given.nodes
             figures["pods_that_found_no_node"] = rack.unplaced
             rack.close()

@@ -30,7 +30,7 @@ from benchmarks.rehearse.services import SHARD_BYTES, Services
 from servers import Loopback
 from shoal.cli.local_run import read_manifest
 from shoal.cli.plan import surroundings
-from shoal.contracts.recipe import Validation
+from shoal.contracts.validation import Validation
 from shoal.planner import step_parts
 from shoal_operator.api.validator import ValidatorTemplate
 from shoal_operator.plan_facts import run_facts

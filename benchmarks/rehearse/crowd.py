@@ -20,15 +20,15 @@ from benchmarks.rehearse.services import Services
 from benchmarks.workers.clock_engine import ClockEngine
 from shoal.contracts import keys
 from shoal.contracts.protocol import ClaimRequest, Lease, ValidationJob
-from shoal.contracts.recipe import Validation
 from shoal.contracts.signed import sign
+from shoal.contracts.validation import Validation
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.crypto.keys import PrivateKey
 from shoal.inference.lease_desk import MOST_LEASES, WANTING_SECONDS
 from shoal.planner import step_parts
 from shoal.planner.facts import MBIT, WIDTH, PoolFacts, RunFacts, Surroundings
 from shoal.planner.lengths import CompletionLengths
-from shoal.planner.memory import state_every, trained_parameters
+from shoal.planner.memory import state_every
 from shoal.planner.rates import (
     DECODE_SHARE,
     SWAP_SECONDS,
@@ -293,7 +293,7 @@ class ClockTrainer:
 
     async def _train(self) -> None:
         world, shape = self._world, self._world.shape
-        parameters = trained_parameters(shape.around.model.parameters, shape.run.method)
+        parameters = shape.run.trained(shape.around.model.parameters, shape.around.model)
         asked = 1 if shape.run.method == "LoRA" else shape.run.state_every
         every = state_every(asked, parameters)
         for step in range(shape.steps):
@@ -341,7 +341,7 @@ class ClockTrainer:
 
     async def _save(self) -> None:
         world, shape = self._world, self._world.shape
-        state = shape.run.state(shape.around.model.parameters, shape.around.model.matrices)
+        state = shape.run.state(shape.around.model.parameters, shape.around.model)
         while True:
             await self._states.get()
             begin = world.clock.now()

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from shoal.contracts.recipe import LengthReward, Recipe
+from shoal.contracts.completions import LengthReward
+from shoal.contracts.recipe import Recipe
 
 TARGETS = (20, 24, 28)
 ALPHA = 0.0003

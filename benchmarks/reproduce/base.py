@@ -13,7 +13,7 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.reproduce.arms import MAX_LENGTH, TARGETS, WIDTH, Arm
-from shoal.contracts.recipe import GeneratedModel
+from shoal.contracts.model_source import GeneratedModel
 from shoal.contracts.tasks import Task
 from shoal.environments.arithmetic import Arithmetic, operands
 from shoal.environments.base import Score

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shoal.contracts.recipe import Recipe, TrainerSettings
+from shoal.contracts.recipe import Recipe
+from shoal.contracts.trainer import TrainerSettings
 from shoal.contracts.verdicts import RowReward
 from shoal.training.batches import plan_step
 from shoal.training.extensions.base import Extensions

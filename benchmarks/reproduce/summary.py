@@ -30,10 +30,6 @@ class Interval:
         digits = 3 if abs(self.mean) < 10 else 1 if abs(self.mean) < 1000 else 0
         return f"{self.mean:,.{digits}f} ± {self.half:,.{digits}f}" if self.count > 1 else f"{self.mean:,.{digits}f}"
 
-    @property
-    def holds_zero(self) -> bool:
-        return not abs(self.mean) > self.half
-
 
 @dataclass(frozen=True)
 class Curve:

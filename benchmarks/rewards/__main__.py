@@ -83,7 +83,7 @@ def our_math(pairs: Sequence[tuple[str, str]], threads: int) -> Measured:
     judge = MathJudge(workers=threads)
 
     def ask(pair: object) -> None:
-        found = judge.equal(*pair)  # type: ignore[misc]
+        found = judge.equal(*pair)  # type: ignore[misc]  # a pair of texts
         assert not isinstance(found, Undecided), (pair, found)
 
     with ThreadPoolExecutor(threads + 1) as waking:  # workers that have loaded sympy, as in a service that runs

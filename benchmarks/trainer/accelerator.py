@@ -147,7 +147,7 @@ def _longest(trainer: Any, shape: Shape, device: torch.device, ends: float) -> d
 
 def _ours(model: Any, shape: Shape, batch: Batch, device: torch.device) -> Any:
     from benchmarks.trainer.our_side import OurTrainer
-    from shoal.contracts.recipe import TrainerSettings
+    from shoal.contracts.trainer import TrainerSettings
     from shoal.training.model import policy_to_train
     from shoal.training.parallel import start_ranks
 

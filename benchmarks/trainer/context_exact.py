@@ -24,23 +24,29 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [each for each in (str(ROOT / "tests"), str(ROOT / "tests" / "training")) if each not in sys.path]
 
 from forked_ranks import fork_ranks
-from test_batches import groups
+from test_batches import groups, mixed
 from tiny_run import make_model, recipe
 
 from shoal.contracts.algorithm import Prime
-from shoal.contracts.recipe import Lora, Offload, TrainerSettings
+from shoal.contracts.trainer import Lora, Offload, TrainerSettings
 from shoal.training.batches import plan_step
 from shoal.training.extensions.prime.extension import outcome_advantages
 from shoal.training.extensions.prime.reward_model import RewardModel, outcomes_of
-from shoal.training.loss import LossWeights
+from shoal.training.loss import SUMS, LossWeights, SourceLosses
 from shoal.training.model import Policy, policy_to_ask, policy_to_train
-from shoal.training.objectives import objective_of
+from shoal.training.objectives import objective_of, source_losses
 from shoal.training.parallel import Ranks, start_ranks
 from shoal.training.sft.method import accumulate as accumulate_supervised
 from shoal.training.sft.method import batch_of, held_out_loss
 from shoal.training.update import accumulate, mismatch, over_ranks, plan_logprobs
 
-LAYOUTS = {"2 ranks share": (2, 2), "4 ranks, 2 share": (4, 2), "4 ranks share": (4, 4)}
+LAYOUTS = {
+    "2 ranks": (2, 1),
+    "4 ranks": (4, 1),
+    "2 ranks share": (2, 2),
+    "4 ranks, 2 share": (4, 2),
+    "4 ranks share": (4, 4),
+}
 """Ranks, and how many of them share each pack. With four, the model's two key heads are repeated."""
 TOLERANCE = 1e-10
 
@@ -60,6 +66,15 @@ CASES = {
     "whole completions": Case({"algorithm": {"gspo": {}}}),
     "correction of whole completions": Case(
         {"optimizer_steps": 1, "mismatch_correction": {"truncate": {}, "sequence": {}}}
+    ),
+    "sources of a mixture": Case(
+        {
+            "sources": [
+                {"name": "code", "algorithm": {"gspo": {"clip_epsilon": 0.2}}, "loss_weight": 2.0},
+                {"name": "sums", "algorithm": {"dr_grpo": {}}},
+                {"name": "proofs", "loss_weight": 0.5},
+            ]
+        }
     ),
     "adapters": Case(settings=TrainerSettings(lora=Lora(rank=4))),
     "tied, recomputed, in host memory": Case(
@@ -93,17 +108,22 @@ def _reinforced(case: Case, ranks: Ranks) -> dict[str, Tensor]:
     chosen = recipe(**({"pack_length": 48} | case.recipe))
     policy = policy_to_train(_model(**case.model), case.settings, ranks)
     reference = policy_to_ask(_model(1, **case.model), case.settings, ranks)
-    plan = plan_step(groups(), chosen, seed=0, step=0, rank=ranks.data_rank, world=ranks.data_world)
+    given = mixed() if chosen.sources else groups()
+    plan = plan_step(given, chosen, seed=0, step=0, rank=ranks.data_rank, world=ranks.data_world)
     asked = plan_logprobs(reference, plan, lambda: None)
     sums, olds = torch.zeros(0), []
+    each = source_losses(chosen)
+    sources = SourceLosses(each, torch.zeros(len(each), len(SUMS), dtype=torch.float64)) if chosen.sources else None
     for index, batch in enumerate(plan.optimizer_batches):
         # The first is its own old policy; the next has the reference for one, so that ratios are not 1.
         part, old = accumulate(
             policy, batch, None if index == 0 else asked[index], asked[index], asked[index], objective_of(chosen),
-            LossWeights.of(chosen), lambda: None, chosen.mismatch_correction,
+            LossWeights.of(chosen), lambda: None, chosen.mismatch_correction, sources,
         )  # fmt: skip
         sums = torch.cat([sums, part])
         olds.append(old)
+    if sources is not None:
+        sums = torch.cat([sums, sources.sums.flatten()])
     return {
         "sums": torch.tensor(over_ranks(sums, policy, "the sums"), dtype=torch.float64),
         "mismatch": torch.tensor([mismatch(plan, olds, policy)], dtype=torch.float64),

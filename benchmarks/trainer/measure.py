@@ -99,7 +99,7 @@ class _Trl:
 
 def _ours(folder: Path, shape: Shape, batch: Batch) -> Any:
     from benchmarks.trainer.our_side import OurTrainer
-    from shoal.contracts.recipe import TrainerSettings
+    from shoal.contracts.trainer import TrainerSettings
     from shoal.training.model import load_policy
 
     # TRL runs without recomputation too: the same computing on both sides.

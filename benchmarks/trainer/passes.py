@@ -64,7 +64,7 @@ def _counted(folder: Path, changes: dict[str, Any]) -> float:
     import tiny_run
 
     from shoal.contracts import keys
-    from shoal.contracts.recipe import TrainerSettings
+    from shoal.contracts.trainer import TrainerSettings
     from shoal.training.extensions.base import Extension, Extensions
     from shoal.training.extensions.enabled import recipe_extensions
 

@@ -26,7 +26,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shoal.contracts.algorithm import Prime
 from shoal.contracts.muon import MuonSettings
-from shoal.contracts.recipe import Offload, Recipe, TrainerSettings
+from shoal.contracts.recipe import Recipe
+from shoal.contracts.trainer import Offload, TrainerSettings
 from shoal.planner.memory import MemoryPart, OnHost, total, trainer_rank
 from shoal.planner.model_shape import shape_of_config
 from shoal.training.batches import MicroBatch, OptimizerBatch, Segments, StepPlan

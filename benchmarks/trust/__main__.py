@@ -28,7 +28,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 RESULT = RESULTS / "trust.json"
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tools"))  # what makes the real model
-PARTS = ("rule", "adaptive", "honest", "whole-runs", "power", "cost", "mutated", "adversaries")
+PARTS = ("rule", "adaptive", "standing", "honest", "whole-runs", "power", "cost", "mutated", "adversaries")
 LONG = "many-files"
 FROM_OTHERS: Mapping[str, Sequence[str]] = {
     "toploc.json": ("toploc_build_us_per_chunk", "toploc_verify_us_per_chunk", "build_speedup", "verify_speedup"),
@@ -144,7 +144,7 @@ def measure(
         return whole_runs.measure(home / "runs")
     import torch  # the other parts, and the others' results, need none of this
 
-    from benchmarks.trust import adaptive, cost, honest, many_files, mutated, power
+    from benchmarks.trust import adaptive, cost, honest, many_files, mutated, power, standing
     from benchmarks.trust.in_process import paper_config
     from benchmarks.trust.models import Made, make_models
 
@@ -154,6 +154,7 @@ def measure(
         make_models(paper_config(), home)
     measures: Mapping[str, Callable[[Made, Path], dict[str, Any]]] = {
         "adaptive": adaptive.measure,
+        "standing": standing.measure,
         "honest": honest.measure,
         "power": power.measure,
         "cost": cost.measure,

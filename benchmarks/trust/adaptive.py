@@ -30,8 +30,8 @@ from benchmarks.trust import weight_sets
 from benchmarks.trust.engine_client import EngineProcess
 from benchmarks.trust.in_process import PaperRun, paper_config
 from benchmarks.trust.interval import clopper_pearson
-from benchmarks.trust.models import Made, calibrate_engine, in_bfloat16
-from benchmarks.trust.real_model import REAL_MODEL
+from benchmarks.trust.models import Made, calibrate_engine, in_dtype
+from benchmarks.trust.real_model import REAL_MODELS
 from benchmarks.trust.real_model import served as served_real
 from benchmarks.trust.right_model import RightModel
 from shoal.contracts.proof_profile import PROFILE_FILE, drawn_gaps_in_force, read_profile
@@ -48,8 +48,8 @@ from shoal.validation.checks.redraw import sum_allowed
 from shoal.validation.models import load_model
 
 KINDS = ("int8", "int4", "fp8", "older")
-DTYPES = ("float32", "bfloat16", REAL_MODEL)
-"""The demo's model in two types of serving, and a real one, which has no older version."""
+DTYPES = ("float32", "bfloat16", *REAL_MODELS)
+"""The demo's model in two types of serving, and a real one in both, which has no older version."""
 FILES = 2
 """Of each kind of cheap weights, and of each direction of the reward."""
 HONEST_FILES = 24
@@ -223,9 +223,21 @@ def cheap_tokens(liar: Liar, cheap: Any, number: int) -> dict[str, float]:
     return {"other": 0, "tokens": tokens, "most_behind": 0.0}
 
 
-def moved_reward(liar: Liar, number: int, *, up: bool) -> float:
-    """One file: how far its mean reward is moved among files that the judge accepts."""
-    lease, planned = liar.run.lease(number)
+@dataclass(frozen=True)
+class Better:
+    """An answer that suits the liar more than the one that the seed draws: by how much reward, what it costs, and the row."""
+
+    gain: float
+    choice: Choice
+    row: Rollout
+
+
+def better_answers(
+    liar: Liar, lease: Lease, planned: Sequence[PlannedRow], most_behind: float, *, up: bool
+) -> tuple[list[Rollout], list[Better]]:
+    """The honest rows of a lease, and the answers that begin as these and go on at a runner-up, cheapest for their gain first.
+
+    A runner-up is at most `most_behind` nats behind."""
     written = liar.write(planned)
     rows = liar.rows(lease, planned, written)
     honest = [float(row.reward or 0.0) for row in rows]
@@ -234,31 +246,37 @@ def moved_reward(liar: Liar, number: int, *, up: bool) -> float:
         Choice(row, place, each.runners_up[place], each.margins[place])
         for row, each in enumerate(written)
         for place in sorted(range(len(each.tokens)), key=each.margins.__getitem__)[: min(others, SWAPS)]
-        if each.margins[place] <= liar.budget.largest
+        if each.margins[place] <= most_behind
     ]
     if not choices:
-        return 0.0
+        return rows, []
     beginnings = [[*written[each.row].tokens[: each.place], each.token] for each in choices]
     tried = liar.write([planned[each.row] for each in choices], forced=beginnings)
     completed = liar.rows(lease, [planned[each.row] for each in choices], tried)
     sign = 1.0 if up else -1.0
-    gains = [
-        (sign * (float(row.reward or 0.0) - honest[each.row]), each, row)
+    found = [
+        Better(sign * (float(row.reward or 0.0) - honest[each.row]), each, row)
         for each, row in zip(choices, completed, strict=True)
     ]
-    wanted: dict[int, tuple[float, Choice, Rollout]] = {}
+    return rows, sorted((each for each in found if each.gain > 0.0), key=lambda each: each.choice.nats / each.gain)
+
+
+def moved_reward(liar: Liar, number: int, *, up: bool) -> float:
+    """One file: how far its mean reward is moved among files that the judge accepts."""
+    lease, planned = liar.run.lease(number)
+    rows, better = better_answers(liar, lease, planned, liar.budget.largest, up=up)
+    wanted: dict[int, Better] = {}
     tokens = sum(len(row.completion_tokens) for row in rows)
-    for gain, each, row in sorted(
-        (found for found in gains if found[0] > 0.0), key=lambda found: found[1].nats / found[0]
-    ):
-        if each.row not in wanted and liar.fits([*(kept.nats for _, kept, _ in wanted.values()), each.nats], tokens):
-            wanted[each.row] = (gain, each, row)
+    for each in better:
+        kept = [one.choice.nats for one in wanted.values()]
+        if each.choice.row not in wanted and liar.fits([*kept, each.choice.nats], tokens):
+            wanted[each.choice.row] = each
     for _ in range(TRIES):
-        file = [wanted[n][2] if n in wanted else row for n, row in enumerate(rows)]
+        file = [wanted[n].row if n in wanted else row for n, row in enumerate(rows)]
         if liar.ask(lease, file).outcome == "accept":
-            return sign * sum(gain for gain, _, _ in wanted.values()) / len(rows)
-        kept = sorted(wanted, key=lambda n: wanted[n][1].nats)
-        wanted = {n: wanted[n] for n in kept[: len(kept) // 2]}
+            return (1.0 if up else -1.0) * sum(each.gain for each in wanted.values()) / len(rows)
+        cheapest = sorted(wanted, key=lambda n: wanted[n].choice.nats)
+        wanted = {n: wanted[n] for n in cheapest[: len(cheapest) // 2]}
     return 0.0
 
 
@@ -357,11 +375,11 @@ def _noisy(liar: Liar, row: Rollout, noise: float, chance: torch.Generator) -> F
 def served(made: Made, home: Path, dtype: str) -> tuple[PaperRun, Path]:
     """A run on paper in a type of serving, and the folder of its newest weights."""
     home.mkdir()
-    if dtype == REAL_MODEL:
-        return served_real(home)
+    if dtype in REAL_MODELS:
+        return served_real(home, dtype)
     config, base, right = paper_config(), made.base, made.current
     if dtype != "float32":
-        base, right = in_bfloat16(made.base, home / "base"), in_bfloat16(made.current, home / "current")
+        base, right = in_dtype(made.base, home / "base", dtype), in_dtype(made.current, home / "current", dtype)
         calibrate_engine(config, base)
         (right / PROFILE_FILE).write_bytes((base / PROFILE_FILE).read_bytes())
         config = paper_config({"validation": config.validation.model_copy(update={"thresholds": None})})
@@ -376,7 +394,7 @@ def liar_of(made: Made, home: Path, dtype: str) -> tuple[Liar, Mapping[str, Any]
         for kind in KINDS
         if kind != "older"
     }
-    if dtype != REAL_MODEL:
+    if dtype not in REAL_MODELS:
         folders["older"] = made.base if dtype == "float32" else home / "base"
     return Liar(run, right), {kind: load_model(folder) for kind, folder in folders.items()}
 

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.trust.cpu_time import cpu_seconds
 from benchmarks.trust.engine_client import EngineProcess
 from benchmarks.trust.honest import long_config
-from benchmarks.trust.in_process import PaperRun
+from benchmarks.trust.in_process import GOOD_STANDING, PaperRun
 from benchmarks.trust.models import Made, calibrate, for_long_completions
 from benchmarks.trust.page import ALL_ROWS
 from shoal.contracts.verdicts import Verdict
@@ -23,7 +23,6 @@ from shoal.toploc import codec
 TOKENS = 1024
 FILES = 2
 REPEATS = 3
-GOOD_STANDING = 100_000
 PAPER = {"rows": 64, "tokens_a_row": 10_000, "parameters": 32e9, "hidden_size": 5120, "proof_rows_share": 0.1}
 """INTELLECT-2: QwQ-32B, 16 completions of 4 prompts a file, ten thousand tokens each as its long target lengths ask for."""
 ACCELERATOR_FLOPS = 400e12

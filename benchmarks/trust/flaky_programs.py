@@ -146,6 +146,8 @@ def judged(
     table, environment = tasks(), Drawn(outcomes, chance)
     facts = cast(Facts, SimpleNamespace(
         environment=environment, tasks=table, tokenizer=Bytes(), eos_token_ids=frozenset(), length_reward=None,
+        turn_credit=False,
+        is_claimed=lambda row: False,
         validation=state.config.validation, prefixes=lambda rows: [0] * len(rows),
         scored_text=lambda row, _: Bytes().decode(row.completion_tokens),
     ))  # fmt: skip

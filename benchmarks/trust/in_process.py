@@ -36,6 +36,8 @@ from shoal.validation.setup import read_facts
 STEP = 1
 PATIENCE_SECONDS = 600.0
 KEPT = 3
+GOOD_STANDING = 100_000
+"""Accepted files of a node that has earned that the smallest share of its rows is checked."""
 
 
 def paper_config(changes: Mapping[str, object] | None = None) -> RunConfig:

@@ -12,9 +12,9 @@ from typing import Any
 from benchmarks.trust import adaptive
 from benchmarks.trust.interval import clopper_pearson
 from benchmarks.trust.models import Made
-from benchmarks.trust.real_model import REAL_MODEL
+from benchmarks.trust.real_model import REAL_BFLOAT16
 
-FILES: Mapping[str, int] = {"bfloat16": 3000, "float32": 3000, REAL_MODEL: 300}
+FILES: Mapping[str, int] = {"bfloat16": 3000, "float32": 3000, REAL_BFLOAT16: 300}
 """Files by type of serving."""
 AT_ONCE = 60
 FIRST = 10_000

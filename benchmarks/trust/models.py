@@ -73,14 +73,14 @@ def calibrate_engine(config: RunConfig, folder: Path) -> None:
     calibrate_model(folder, config.tasks.judged_by, "auto", length, effort, None, print, targets=targets, engine=True)
 
 
-def in_bfloat16(source: Path, target: Path) -> Path:
-    """The checkpoint as it is served in bfloat16, without a profile: that of another dtype says nothing here."""
+def in_dtype(source: Path, target: Path, dtype: str) -> Path:
+    """The checkpoint as it is served in `dtype` (a name of torch's), without a profile: that of another type says nothing here."""
     shutil.copytree(source, target)
     (target / PROFILE_FILE).unlink(missing_ok=True)
     tensors = load_file(source / weight_sets.TENSORS)
-    halves = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
-    save_file(halves, target / weight_sets.TENSORS, metadata={"format": "pt"})
-    edit(target / "config.json", {"dtype": "bfloat16"})
+    changed = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in tensors.items()}
+    save_file(changed, target / weight_sets.TENSORS, metadata={"format": "pt"})
+    edit(target / "config.json", {"dtype": dtype})
     return target
 
 

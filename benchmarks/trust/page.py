@@ -141,6 +141,27 @@ def adaptive_lines(part: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+AIMS = {"int8": "int8 writes", "int4": "int4 writes", "up": "best of 4", "down": "worst of 8"}
+
+
+def standing_lines(part: Mapping[str, Any]) -> list[str]:
+    """A row for each type of serving, aim and number of false rows: what is gained in a file, and how soon it is found."""
+    lines = [
+        "| served in | aim | false rows | rows checked | tokens not drawn | reward moved | rejected | rows left out"
+        " | accepted in a row | files until found |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, each in by_dtype(part).items():
+        for aim, words in AIMS.items():
+            for file in each[aim]:
+                until = "none was" if file["files_until_found"] is None else f"{file['files_until_found']:.3g}"
+                lines.append(
+                    f"| {name} | {words} | {file['false_rows']} of {each['rows']} | {file['rows_checked']} | {file['tokens_not_drawn']:.2%}"
+                    f" | {file['reward_shift']:+.3f} | {file['rejected']} of {each['looks']} | {file['left_out']} | {file['accepted']} | {until} |"
+                )
+    return lines
+
+
 def many_lines(part: Mapping[str, Any]) -> list[str]:
     """A row for each type of serving: honest files, and the upper limit of their rate of rejects."""
     rows = [
@@ -157,6 +178,7 @@ def by_dtype(part: Mapping[str, Any]) -> dict[str, Any]:
 
 BLOCKS = {
     "adaptive": adaptive_lines,
+    "standing": standing_lines,
     "honest": honest_lines,
     "many-files": many_lines,
     "whole-runs": run_lines,

@@ -9,21 +9,21 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.trust import weight_sets
 from benchmarks.trust.engine_client import EngineProcess
-from benchmarks.trust.in_process import PaperRun, paper_config
+from benchmarks.trust.in_process import GOOD_STANDING, PaperRun, paper_config
 from benchmarks.trust.interval import clopper_pearson
-from benchmarks.trust.models import Made, calibrate_engine, in_bfloat16
+from benchmarks.trust.models import Made, calibrate_engine, in_dtype
 from shoal.contracts.pools import SAMPLER, Sampler
 from shoal.contracts.proof_profile import PROFILE_FILE, read_profile, thresholds_in_force
 
 FILES = 8
 LOOKS = 3
 """Files are judged so often at good standing: each time other rows are drawn."""
-GOOD_STANDING = 100_000
 SEVERAL = (1, 10, 100)
 STALE_TENSOR = "model.layers.1.mlp.down_proj.weight"
 FULL_BATCH = 128
@@ -56,7 +56,7 @@ def measure(made: Made, home: Path, dtypes: Sequence[str] = ("float32", "bfloat1
 def of_dtype(made: Made, home: Path, dtype: str) -> dict[str, Any]:
     """Power for weights served in `dtype`."""
     home.mkdir()
-    served = in_bfloat16 if dtype == "bfloat16" else _as_it_is
+    served = partial(in_dtype, dtype="bfloat16") if dtype == "bfloat16" else _as_it_is
     base = served(made.base, home / "base")
     changes: dict[str, object] = {}
     config = paper_config()

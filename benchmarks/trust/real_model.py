@@ -1,23 +1,23 @@
 """SmolLM2-135M-Instruct as a run on paper: a real model, with real outlier dimensions. Called by `adaptive` and `many_files`."""
 
-import shutil
 from pathlib import Path
 
 from benchmarks.trust.in_process import PaperRun, paper_config
-from benchmarks.trust.models import calibrate_engine
+from benchmarks.trust.models import calibrate_engine, in_dtype
 from shoal.contracts.run import RunConfig
 
-REAL_MODEL = "SmolLM2-135M-Instruct, bfloat16"
+REAL_BFLOAT16 = "SmolLM2-135M-Instruct, bfloat16"
+REAL_MODELS = {REAL_BFLOAT16: "bfloat16", "SmolLM2-135M-Instruct, float32": "float32"}
+"""Names of these in results, and the types that they are served in."""
 ROWS = {"groups_per_submission": 2, "max_completion_tokens": 32}
 """A file of the real model is smaller than the demo's, so that 300 of them take an hour."""
 
 
-def served(home: Path) -> tuple[PaperRun, Path]:
-    """The run, whose weights are calibrated and do not change, and the folder of these weights."""
+def served(home: Path, name: str) -> tuple[PaperRun, Path]:
+    """The run of one of `REAL_MODELS`, whose weights are calibrated and do not change, and the folder of these weights."""
     from fetch_smollm2 import fetched  # in tools/, which `benchmarks.trust` finds on the path
 
-    base, config = home / "base", real_config()
-    shutil.copytree(fetched(), base)
+    base, config = in_dtype(fetched(), home / "base", REAL_MODELS[name]), real_config()
     calibrate_engine(config, base)
     return PaperRun(home / "run", config, base), base
 

@@ -4,13 +4,15 @@ The engine is a clock at the speed of four H100 with a 32B model and the paper's
 product's own (`fleet`). `steady` has one version and an endless step, `run` steps of the paper's size with versions that come. Each is compared
 with one lease at a time. `--killed` measures `tokens_lost_share` alone and keeps the other figures; `--inflight` does so with `inflight`: the same
 run where rows go on under newer weights (`rollouts.versions: Several`), beside one whose rows are of one version. `--reward-gap` measures
-`inflight_reward_gap` (`reward_gap`), `--false-rejects` `false_rejects` (`honest`), `--rounded` `rounded_weights` (`rounded`). The first two take a
-quarter of an hour of a core each, and a call without options leaves all three as they are.
+`inflight_reward_gap` (`reward_gap`), `--false-rejects` `false_rejects` (`honest`), `--false-rejects-fp8` the same of rounded weights, `--rounded`
+`rounded_weights` (`rounded`). The first two take a quarter of an hour of a core each, and a call without options leaves all four as they are.
+`--sized` measures `sized_leases` alone (`sized`), some minutes.
 """
 
 import argparse
 import json
 import logging
+import math
 import os
 import platform
 from collections.abc import Callable
@@ -27,9 +29,10 @@ from benchmarks.reproduce.arms import INFLIGHT_ARMS
 from benchmarks.reproduce.summary import at_end, paired
 from benchmarks.workers.clock_engine import LIMIT_TOKENS, MEAN_TOKENS, SPREAD, STRIDE
 from benchmarks.workers.fleet import Found, Setting, simulate
-from benchmarks.workers.honest import false_rejects
+from benchmarks.workers.honest import false_rejects, false_rejects_fp8
 from benchmarks.workers.killed import Killed, lost_share
 from benchmarks.workers.rounded import rounded_weights
+from benchmarks.workers.sized import Sized, played
 from shoal.inference.lease_desk import MOST_LEASES
 from shoal.installed import installed
 
@@ -57,11 +60,29 @@ KILLED = {
     for seconds in (None, 10)
 }
 """Every worker is killed once a minute."""
+SIZED = {
+    f"{name}_{'sized' if sized else 'all_groups'}": (replace(setting, sized=sized), hours)
+    for name, setting, hours in (
+        ("steady", Sized(), 2.0),
+        ("killed_every_minute", Sized(every_seconds=60.0, part_seconds=10.0, mean=200.0), 0.5),
+    )
+    for sized in (False, True)
+}
 
 
 def killed_shares() -> dict[str, float]:
     """`tokens_lost_share` of each, some seconds."""
     return {name: lost_share(each, KILLED_HOURS) for name, each in KILLED.items()}
+
+
+def sized_leases() -> dict[str, Any]:
+    """A fast and a slow node whose leases have all groups, or as many as they are fast."""
+    found = {}
+    for name, (setting, hours) in SIZED.items():
+        told = {key: value for key, value in asdict(setting).items() if value != math.inf}
+        found[name] = {"setting": told, "hours": hours, **played(setting, hours)}
+        print(name, found[name], flush=True)
+    return found
 
 
 def inflight(hours: float) -> dict[str, Any]:
@@ -138,9 +159,11 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=HOURS, help="of virtual time, the first of them to warm up")
     for option, name, what in (
         ("--killed", "tokens_lost_share", "what is lost of workers that are killed"),
+        ("--sized", "sized_leases", "a fast and a slow node with leases of their size"),
         ("--inflight", "inflight", "rows of several versions beside those of one"),
         ("--reward-gap", "inflight_reward_gap", "what rows of several versions cost in reward"),
         ("--false-rejects", "false_rejects", "honest files of every mode before the judge"),
+        ("--false-rejects-fp8", "false_rejects_fp8", "honest files of rounded weights before the judge"),
         ("--rounded", "rounded_weights", "how far rounded weights are from the published ones"),
     ):
         parser.add_argument(option, dest="only", action="append_const", const=name, help=f"only {what}")
@@ -148,8 +171,10 @@ def main() -> None:
     alone: dict[str, Callable[[], Any]] = {
         "inflight_reward_gap": reward_gap,
         "false_rejects": false_rejects,
+        "false_rejects_fp8": false_rejects_fp8,
         "inflight": lambda: inflight(asked.hours),
         "tokens_lost_share": killed_shares,
+        "sized_leases": sized_leases,
         "rounded_weights": rounded_weights,
     }
     chosen = {name: alone[name]() for name in alone if name in (asked.only or ())}
@@ -177,6 +202,7 @@ def main() -> None:
         "engine_idle_share": run["engine_idle_share"],
         "expired_share": run["expired_share"],
         "tokens_lost_share": killed_shares(),
+        "sized_leases": sized_leases(),
         "inflight": inflight(asked.hours),
         "lengths": {"mean": MEAN_TOKENS, "limit": LIMIT_TOKENS, "spread": SPREAD, "stride": STRIDE},
         "hours": asked.hours,

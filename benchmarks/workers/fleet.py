@@ -12,8 +12,8 @@ from pathlib import Path
 from prometheus_client import REGISTRY
 
 from benchmarks.workers.clock_engine import LIMIT, LIMIT_TOKENS, MEAN_TOKENS, STRIDE, ClockEngine
+from shoal.contracts.completions import Sampling
 from shoal.contracts.protocol import Lease, StepInfo
-from shoal.contracts.recipe import Sampling
 from shoal.contracts.run import PublicRun
 from shoal.contracts.tasks import Task
 from shoal.contracts.weights import WeightsManifest

@@ -16,9 +16,9 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from shoal.contracts.pools import SAMPLER
+from shoal.contracts.completions import LengthReward, Sampling
+from shoal.contracts.pools import SAMPLER, Quantization
 from shoal.contracts.protocol import Lease, StepInfo
-from shoal.contracts.recipe import LengthReward, Sampling
 from shoal.contracts.rollouts import Rollout, RolloutMetadata, digest_of_weights, versions_of, write_rollouts
 from shoal.contracts.run import PublicRun
 from shoal.contracts.tasks import Task
@@ -62,11 +62,12 @@ PUBLIC = PublicRun(
 
 @dataclass(frozen=True)
 class Asked:
-    """So many `files` of a kind, and how many of them each version lasts."""
+    """So many `files` of a kind, how many of them each version lasts, and how the weights that sample are rounded."""
 
     kind: str
     files: int
     files_a_version: int
+    quantization: Quantization | None = None
 
     @property
     def several(self) -> bool:
@@ -158,8 +159,10 @@ def _step(step: int) -> StepInfo:
 class Files:
     """Writes what leases have become."""
 
-    def __init__(self, folder: Path, tokenizer: Any, ends: frozenset[int]) -> None:
-        self._folder, self._tokenizer, self._ends = folder, tokenizer, ends
+    def __init__(
+        self, folder: Path, tokenizer: Any, ends: frozenset[int], quantization: Quantization | None = None
+    ) -> None:
+        self._folder, self._tokenizer, self._ends, self._quantization = folder, tokenizer, ends, quantization
         self._chance = random.Random(3)
         self.count = 0
 
@@ -174,7 +177,7 @@ class Files:
         versions = versions_of(rows)
         metadata = RolloutMetadata(
             model=PUBLIC.model_id, weights_digest=digest_of_weights([weights_digest(each) for each in versions]),
-            environment_digest=PUBLIC.environment_digest, software_version="0",
+            environment_digest=PUBLIC.environment_digest, software_version="0", quantization=self._quantization,
         )  # fmt: skip
         data = write_rollouts(rows, metadata)
         terms = {
@@ -207,9 +210,12 @@ def make(folder: Path, asked: Asked, first: int) -> int:
 
     checkpoint = read_checkpoint(folder / "versions" / "0")
     tokenizer = AutoTokenizer.from_pretrained(folder / "versions" / "0")
-    engine = Engine(checkpoint, max_sequence_length=PUBLIC.max_sequence_length, batch=SLOTS, cuts=asked.several)
+    engine = Engine(
+        checkpoint, max_sequence_length=PUBLIC.max_sequence_length, batch=SLOTS, cuts=asked.several,
+        quantization=asked.quantization,
+    )  # fmt: skip
     desk = Desk(folder, asked, tokenizer)
-    files = Files(folder / "files", tokenizer, frozenset(checkpoint.eos_token_ids))
+    files = Files(folder / "files", tokenizer, frozenset(checkpoint.eos_token_ids), asked.quantization)
     files.count = first
 
     def finished(lease: RunningLease) -> None:

@@ -1,21 +1,26 @@
 """What is lost of the tokens when every worker is killed once a minute: the product's decoding loop on an engine that only has a clock.
 
 In: a `Killed`. Out: the share of sampled tokens that came in no file. A worker is killed (`signal` KILL) or asked to leave (TERM) when its minute is
-over; another one begins at once, first with the rests of leases that others left. The store's line and scoring take the times of `fleet`.
+over; another one begins at once, first with the rests of leases that others left. The store's line takes the times of `fleet`, and so does scoring,
+which scores each row as it ends, one after the other.
 """
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from benchmarks.workers.clock_engine import STRIDE, ClockEngine
 from benchmarks.workers.fleet import GROUP, PUBLIC, SCORE_SECONDS, UPLINK_BYTES_A_SECOND, NoTools, _version, planned_row
 from shoal.contracts.protocol import LEAVE_SECONDS, Lease, StepInfo
 from shoal.contracts.work import LeasePart
-from shoal.inference.batch import PlannedLease, RunningLease
+from shoal.inference.batch import PlannedLease, Row, RunningLease
+from shoal.inference.completions import Completion
 from shoal.inference.generation import Generation, Wish
 from shoal.inference.weights import VersionOnDisk
 from shoal.planner.rates import FILE_BYTES_A_TOKEN
 
 NODE = "0" * 64
+SEEDS = 1_000
+"""Between two draws; of large ones their last rows are as long as the next one's first."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,9 @@ class Killed:
     every_seconds: float = 60.0
     slots: int = 64
     groups: int = 4
+    leases: int = 2
+    life: float = 3600.0
+    """Seconds of a lease."""
 
 
 @dataclass
@@ -45,29 +53,40 @@ class _Leases:
         self.held.add(number)
         return number, sorted(self.left.setdefault(number, set(range(self.groups))))
 
-    def take(self, file: RunningLease) -> None:
+    def leave(self, lease: RunningLease) -> None:
+        """What is left of this lease is for the next worker."""
+
+    def take(self, file: RunningLease, at: float) -> None:
         self.left[file.given.lease.submission] -= set(file.places)
         self.kept_tokens += STRIDE * sum(len(made.tokens) for made in file.completions)
 
 
-class _Worker:
+class Leases(Protocol):
+    """Gives leases out, as (number, groups), and takes files in."""
+
+    def next(self) -> tuple[int, list[int]]: ...
+    def leave(self, lease: RunningLease) -> None: ...
+    def take(self, file: RunningLease, at: float) -> None: ...
+
+
+class Worker:
     """One worker until its end; it is its own desk."""
 
     info: StepInfo | None = None
     newest: VersionOnDisk | None = None
-    most = 2
     shortage = "no-lease"
 
-    def __init__(self, setting: Killed, leases: _Leases, began: float) -> None:
-        self._setting, self._leases = setting, leases
-        self.engine = ClockEngine(setting.slots, (setting.mean,), now=began)
-        self._wanted = False
-        self._files: list[tuple[float, RunningLease]] = []
-        self._line_free = began
+    def __init__(self, setting: Killed, leases: Leases, engine: ClockEngine) -> None:
+        self._setting, self._leases, self.engine = setting, leases, engine
+        self.most = setting.leases
+        self._wanted, self._count = False, 0
+        self.files: list[tuple[float, RunningLease]] = []
+        self._line_free = self._scored_at = engine.now
         self.loop = Generation(
             self.engine, self, NoTools(), _version(0), swap=lambda version: None, finished=self._finished,
-            given_up=lambda lease, reason, error: None,
-            handing_in=lambda: [file.given.lease.lease for _, file in self._files], clock=lambda: self.engine.now,
+            given_up=lambda lease, reason, error: leases.leave(lease),
+            handing_in=lambda: [file.given.lease.lease for _, file in self.files], clock=lambda: self.engine.now,
+            made=self._made,
         )  # fmt: skip
 
     def want(self, wish: Wish | None) -> None:
@@ -76,11 +95,12 @@ class _Worker:
     def take(self) -> PlannedLease | None:
         if not self._wanted:
             return None
+        self._count += 1
         number, places = self._leases.next()
         part = LeasePart(node=NODE, submission=number, groups=places)
-        lease = Lease(lease=f"{number:032x}", node=NODE, step=0, submission=number, expires_unix=0.0, part=part)
-        rows = [planned_row(1_000 * number + GROUP * place + row, row) for place in places for row in range(GROUP)]
-        now, life = self.engine.now, 3600.0
+        lease = Lease(lease=f"{self._count:032x}", node=NODE, step=0, submission=number, expires_unix=0.0, part=part)
+        rows = [planned_row(SEEDS * number + GROUP * place + row, row) for place in places for row in range(GROUP)]
+        now, life = self.engine.now, self._setting.life
         return PlannedLease(
             lease,
             PUBLIC.codec.decode(0),
@@ -94,38 +114,47 @@ class _Worker:
             self._setting.part_seconds,
         )
 
+    def _made(self, row: Row, completion: Completion) -> None:
+        rows = self._setting.groups * GROUP
+        self._scored_at = max(self.engine.now, self._scored_at) + SCORE_SECONDS / rows
+
     def _finished(self, file: RunningLease) -> None:
         sent = file.tokens * STRIDE * FILE_BYTES_A_TOKEN / UPLINK_BYTES_A_SECOND
-        self._line_free = max(self.engine.now + SCORE_SECONDS, self._line_free) + sent
-        self._files.append((self._line_free, file))
+        self._line_free = max(self.engine.now, self._scored_at, self._line_free) + sent
+        self.files.append((self._line_free, file))
+        if file.rest is not None and not file.keeps_rest:
+            self._leases.leave(file.rest)
 
     def _deliver(self, now: float) -> None:
-        for at, file in [each for each in self._files if each[0] <= now]:
-            self._files.remove((at, file))
-            self._leases.take(file)
+        for at, file in [each for each in self.files if each[0] <= now]:
+            self.files.remove((at, file))
+            self._leases.take(file, at)
             if file.rest is not None:
                 file.rest.parting = False
+
+    def turn(self) -> None:
+        self._deliver(self.engine.now)
+        if not self.loop.turn():
+            self.engine.now += 0.5
 
     def run(self) -> None:
         ends = self.engine.now + self._setting.every_seconds
         while self.engine.now < ends:
-            self._deliver(self.engine.now)
-            if not self.loop.turn():
-                self.engine.now += 0.5
+            self.turn()
         if self._setting.signal == "TERM":
             leaves = self.engine.now + LEAVE_SECONDS
             self.loop.leave()
             while self.loop.turn():
                 pass
             self._deliver(leaves)
-        self._leases.held.clear()
 
 
 def lost_share(setting: Killed, hours: float) -> float:
     """Share of the tokens of all workers of these hours that no file brought."""
     leases, tokens, now = _Leases(setting.groups), 0, 0.0
     while now < hours * 3600:
-        worker = _Worker(setting, leases, now)
+        worker = Worker(setting, leases, ClockEngine(setting.slots, (setting.mean,), now=now))
         worker.run()
+        leases.held.clear()
         tokens, now = tokens + worker.engine.tokens, worker.engine.now
     return 1 - leases.kept_tokens / tokens

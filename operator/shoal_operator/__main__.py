@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from kubernetes.config.incluster_config import SERVICE_HOST_ENV_NAME
 from pydantic import ValidationError
 
 from shoal_operator.children.site import Site
@@ -74,7 +75,11 @@ def parser() -> argparse.ArgumentParser:
         "--lease-namespace", metavar="NS", help="where the Lease is; default: the operator's own namespace"
     )
     made.add_argument(
-        "--workers", type=int, default=4, metavar="N", help="reconciles at the same time, 1 to 64 (default 4)"
+        "--workers",
+        type=int,
+        default=4,
+        metavar="N",
+        help="reconciles at the same time, 1 to 64 (default 4); from 2 on, at least half of them are free for edits",
     )
     made.add_argument(
         "--bind",
@@ -103,8 +108,9 @@ def parser() -> argparse.ArgumentParser:
 def options(given: argparse.Namespace) -> Options:
     """The options of the engine from the command line; raises ValueError with what is allowed."""
     namespaces = sorted(set(given.namespace or ()))
-    lease_namespace = given.lease_namespace or own_namespace() or context_namespace(given.kubeconfig, given.context)
-    for namespace in (*namespaces, lease_namespace):
+    home = own_namespace(given.kubeconfig, given.context)
+    lease_namespace = given.lease_namespace or home or context_namespace(given.kubeconfig, given.context)
+    for namespace in (*namespaces, lease_namespace, *([home] if home else [])):
         if not NAMESPACE_PATTERN.fullmatch(namespace):
             raise ValueError(
                 f"{namespace!r} is not a namespace: at most 63 characters of a-z, 0-9 and '-', with no '-' at either end"
@@ -127,6 +133,7 @@ def options(given: argparse.Namespace) -> Options:
         site=site,
         namespaces=namespaces,
         lease_namespace=lease_namespace,
+        home=home,
         # Unique to the process: a restarted one must not take itself for the leader that it was.
         identity=f"{os.environ.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
         workers=given.workers,
@@ -136,8 +143,10 @@ def options(given: argparse.Namespace) -> Options:
     )
 
 
-def own_namespace() -> str:
-    """The namespace of this pod; empty outside a cluster."""
+def own_namespace(kubeconfig: Path | None = None, context: str | None = None) -> str:
+    """The namespace of this pod; empty outside a cluster, and in a pod that serves the cluster of a kubeconfig, whose namespaces are others."""
+    if kubeconfig is not None or context is not None or SERVICE_HOST_ENV_NAME not in os.environ:
+        return ""
     try:
         return OWN_NAMESPACE.read_text().strip()
     except OSError:

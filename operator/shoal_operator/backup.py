@@ -99,11 +99,11 @@ def _check_keys(run: str, secrets: Mapping[str, Object], shown: str | None) -> l
         for entry in (RUN_SECRET, ADMIN_TOKEN) if role == "orchestrator" else ():
             _entry(secrets, name, entry)
     number = 1 + len(known.changes_of("run"))
-    remarks = []
-    for held in (names.run_key_secret(run, number), names.run_key_secret(run, number + 1)):
-        if held not in secrets:
-            remarks.append(f"Secret {held} is not in it: keep it where it is, for without it no key can be replaced")
-    return remarks
+    return [
+        f"Secret {held} is not in it: keep it where it is, for without it no key can be replaced"
+        for held in (names.run_key_secret(run, number), names.run_key_secret(run, number + 1))
+        if held not in secrets
+    ]
 
 
 def _public(secrets: Mapping[str, Object], name: str, entry: str) -> str:

@@ -15,6 +15,7 @@ import yaml
 from shoal_operator.children.names import SOFTWARE_VERSION
 from shoal_operator.engine.cluster import Object
 from shoal_operator.engine.permissions import CLUSTER_WIDE, OPERATOR_NAMESPACE, PEOPLE, WATCHED, rules
+from shoal_operator.render import PlainDumper
 
 NAME = "shoal-operator"
 NAMESPACE = "shoal-system"
@@ -161,14 +162,9 @@ def _metadata(name: str, namespace: str | None) -> Object:
     return {"name": name} | ({"namespace": namespace} if namespace else {}) | {"labels": dict(LABELS)}
 
 
-class _InstallDumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-
 def to_yaml(made: Iterable[Object]) -> str:
     """The objects as YAML documents, with keys in their usual order."""
-    return yaml.dump_all(made, Dumper=_InstallDumper, sort_keys=False, width=120)
+    return yaml.dump_all(made, Dumper=PlainDumper, sort_keys=False, width=120)
 
 
 def chart_permissions() -> str:

@@ -3,11 +3,12 @@
 import re
 
 from shoal.contracts.algorithm import Clip
+from shoal.contracts.file_size import MAX_FILE_BYTES, largest_bytes
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.recipe import Recipe
 from shoal.planner.facts import WIDTH, PoolFacts, RunFacts
 from shoal.planner.findings import Misfit, certain
-from shoal.planner.memory import Method, OnHost
+from shoal.planner.memory import ADAPTERS, EXPERT_MATRICES, Adapters, Method, OnHost
 from shoal.planner.model_shape import parameters_in
 from shoal.planner.rates import Gpu, gpu_named
 from shoal_operator.api import TrainingRun
@@ -94,20 +95,30 @@ def run_facts(run: TrainingRun) -> RunFacts | None:
         on_host=OnHost(**settings.offloaded.model_dump()),
         sharing=settings.sharing,
         tokens_travel=settings.expert_parallel == "Tokens",
+        adapters=ADAPTERS
+        if settings.lora is None
+        else Adapters(settings.lora.rank, len(EXPERT_MATRICES.intersection(settings.lora.target_modules))),
         muon=recipe.muon is not None,
         reward_model=recipe.process_rewards is not None,
         islands=trainer.islands is not None,
         trainer_temporary=_temporary(trainer.temporary_volume),
         validator_temporary=_temporary(judges.temporary_volume),
+        file_bytes=_file_bytes(recipe, spec.sampling.groups_per_submission, spec.sampling.max_completion_tokens),
     )
+
+
+def _file_bytes(recipe: Recipe, groups: int, completion_tokens: int) -> int:
+    rows = groups * recipe.group_size * recipe.rows_each
+    return min(MAX_FILE_BYTES, largest_bytes(rows, recipe.max_sequence_length, completion_tokens))
 
 
 def asks_behaviour(recipe: Recipe) -> bool:
     """As `training.objectives.needs_behaviour`, which needs torch. Of an objective of the run's own only cap and correction are known."""
     correction = recipe.mismatch_correction
     recomputed = correction is not None and correction.probabilities == "Recomputed"
-    capped = isinstance(recipe.loss, Clip) and recipe.loss.importance_cap is not None
-    return recipe.objective in ("decoupled_ppo", "dppo") or capped or recomputed
+    recipes = [recipe, *(recipe.of_source(each.name) for each in recipe.sources or [])]
+    capped = any(isinstance(each.loss, Clip) and each.loss.importance_cap is not None for each in recipes)
+    return any(each.objective in ("decoupled_ppo", "dppo") for each in recipes) or capped or recomputed
 
 
 def misfits(run: TrainingRun, progress: RunProgress | None, *, volumes: bool = True) -> tuple[Misfit, ...] | None:
@@ -136,17 +147,19 @@ def _temporary(volume: Volume | None) -> int | None:
 
 
 def _pool(pool: InferencePoolTemplate) -> PoolFacts:
-    gpus = min(pool.gpu.count, pool.engine.tensor_parallel_size)
+    engine = pool.engine
+    gpus = min(pool.gpu.count * engine.hosts, engine.tensor_parallel_size * engine.pipeline_parallel_size)
     return PoolFacts(
         name=pool.name,
         replicas=pool.replicas,
         open=pool.open,
         gpus=gpus,
         gpu=_named(pool.gpu),
-        volume=_bytes(claimed(pool.weights_volume, pool.weights_size).size),
+        volume=None if pool.weights_claim is not None else _bytes(claimed(pool.weights_volume, pool.weights_size).size),
         disk=pool.requirements.disk_gib * GIB,
-        max_sequences=pool.engine.max_sequences,
-        memory_share=pool.engine.gpu_memory_utilization,
+        max_sequences=engine.max_sequences,
+        memory_share=engine.gpu_memory_utilization,
+        stages=engine.pipeline_parallel_size,
     )
 
 

@@ -75,8 +75,8 @@ def secret_placeholders(run: TrainingRun) -> list[Object]:
     return [child("Secret", secret, name, "keys", {"type": "Opaque"}) for secret in secrets]
 
 
-class _BlockDumper(yaml.SafeDumper):
-    """Texts of several lines as blocks, and no anchors: the output is to be read and to be applied."""
+class PlainDumper(yaml.SafeDumper):
+    """Writes no anchors: the output is to be read and to be applied."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -84,4 +84,4 @@ class _BlockDumper(yaml.SafeDumper):
 
 def to_yaml(objects: list[Object]) -> str:
     """Objects as one YAML stream."""
-    return yaml.dump_all(objects, Dumper=_BlockDumper, sort_keys=False, width=120, explicit_start=True)
+    return yaml.dump_all(objects, Dumper=PlainDumper, sort_keys=False, width=120, explicit_start=True)

@@ -1,9 +1,10 @@
 """A liar with the right weights, who asks the public judge first, changes next to nothing of a float32 file of which every row is checked."""
 
+import math
 from pathlib import Path
 
 import pytest
-from benchmarks.trust import adaptive, weight_sets
+from benchmarks.trust import adaptive, standing, weight_sets
 from benchmarks.trust.adaptive import Liar
 from benchmarks.trust.in_process import PaperRun, paper_config
 from tournament import Tournament
@@ -60,6 +61,29 @@ def test_a_row_that_is_made_an_outlier_is_dropped_once_and_not_each_time(
     assert 0.0 < up <= MOST_MOVED
     assert adaptive.drops(tokens, 1e-5, 10) <= 2
     assert adaptive.drops(tokens, 1e-5, 100) <= 6
+
+
+def test_in_good_standing_a_file_of_false_rows_is_rejected_and_one_false_row_is_seen_when_it_is_drawn(
+    liar: Liar, tmp_path: Path
+) -> None:
+    cheap = load_model(weight_sets.derive(liar.folder, tmp_path / "int4", weight_sets.int4))
+    lease, planned = liar.run.lease(6)
+    honest = liar.rows(lease, planned, liar.write(planned))
+    written = liar.rows(lease, planned, liar.write(planned, cheap, math.inf))
+    found = standing.mixed(liar, lease, honest, list(enumerate(written)), looks=10)
+    one, every = found[0], found[-1]
+    assert (one["false_rows"], every["false_rows"]) == (1, len(honest))
+    assert one["rows_checked"] < len(honest), "a node in good standing has all rows checked"
+    assert every["rejected"] > 0, "most looks at a file of false rows find one"
+    assert every["accepted"] < 10
+    assert one["rejected"] < 10, "one false row is found in each look, although most looks miss it"
+    assert every["tokens_not_drawn"] > 0.0
+
+
+def test_rows_that_are_not_drawn_are_missed_as_the_page_says() -> None:
+    assert standing.missed(64, 1, 7) == pytest.approx(0.89, abs=0.005)
+    assert 1 / standing.missed(64, 32, 7) == pytest.approx(184, abs=5)
+    assert list(standing.false_rows(48)) == [1, 4, 16, 48]
 
 
 @pytest.mark.soak

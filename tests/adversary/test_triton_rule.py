@@ -14,5 +14,5 @@ def test_tokens_and_uniforms_are_those_of_vllms_kernel() -> None:
 def test_the_published_comparison_found_no_difference() -> None:
     published = json.loads(RESULT.read_text())
     part = published["parts"]["rule"]
-    assert published["gpu_rule_tokens_equal"] == part["tokens"] >= 500
-    assert published["gpu_rule_uniforms_equal"] == part["uniforms"] >= 1_000_000
+    assert published["gpu_rule_tokens_equal"] == part["tokens"] >= 20_000
+    assert published["gpu_rule_uniforms_equal"] == part["uniforms"] >= 10_000_000

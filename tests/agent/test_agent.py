@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from protocol_stack import GROUPS, Node, Stack, environment, node_config, ready, verdict_on
+from protocol_stack import GROUPS, PACKAGE, WHEEL, Node, Stack, environment, node_config, ready, verdict_on
 from servers import Loopback, Server, wait_until
 from shoal.agent import node_key
 from shoal.agent.socket_routes import parse_metrics
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
 from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Lease, LeaseRequest, LocalSubmission, StepInfo, SubmissionReceipt
-from shoal.contracts.recipe import Validation
 from shoal.contracts.run import AgentState
+from shoal.contracts.validation import Validation
 from shoal.crypto.keys import PrivateKey
+from shoal.inference.agent import AgentClient
 from shoal.transport import Refused, SignedClient
 
 
@@ -106,6 +107,10 @@ def test_an_agent_joins_and_hands_a_file_in(stack: Stack, new_pod: Callable[[Sta
     assert state.trainer_key == stack.role_keys["trainer"].public
     assert stat.S_IMODE(os.stat(pod.home / "run" / "agent.sock").st_mode) == 0o660
     assert stat.S_IMODE(os.stat(pod.home / "key" / "node.pem").st_mode) == 0o600
+
+    worker = AgentClient(pod.home / "run" / "agent.sock")
+    assert worker.package(PACKAGE.sha256) == WHEEL
+    assert worker.package("ab" * 32) is None
 
     step = pod.step()
     assert step is not None

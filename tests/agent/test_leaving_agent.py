@@ -11,7 +11,7 @@ from test_agent import Pod
 from protocol_stack import Stack
 from servers import Loopback, wait_until
 from shoal.contracts.protocol import Lease, LeaseRequest, LocalReturn
-from shoal.contracts.recipe import Validation
+from shoal.contracts.validation import Validation
 from shoal.transport import Refused
 
 

@@ -13,7 +13,7 @@ from joined_machine import Machine
 
 from protocol_stack import RUN, Node, Stack, fill_step, node_config
 from samples import DOCUMENTS
-from servers import Loopback, wait_until
+from servers import PLAIN, Loopback, wait_until
 from shoal import accelerators
 from shoal.agent.hardware import detect
 from shoal.agent.run_end import why_over
@@ -200,7 +200,7 @@ def test_discovery_offers_open_pools_and_no_list_of_who_may_join(
     assert ask(stack.addresses.discovery, None, said.append) == offer(stack, OpenPool(name="coded", codes=True))
     assert "is not the discovery service" in told(lambda: ask(stack.addresses.orchestrator, None, said.append))
     assert "is not the URL" in told(lambda: ask("discovery.example", None, said.append))
-    page = httpx.get(f"{stack.addresses.discovery}/", trust_env=False)
+    page = httpx.get(f"{stack.addresses.discovery}/", **PLAIN)
     assert page.headers["content-type"].startswith("text/html")
     assert f"shoal node join {stack.addresses.discovery} --pool coded --invite-code-file FILE" in page.text
     assert not any(word in page.text for word in ("closed", public, "<script"))

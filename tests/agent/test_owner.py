@@ -5,6 +5,7 @@ import errno
 import os
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -302,12 +303,24 @@ def test_files_that_stay_are_told(joined: Path, monkeypatch: pytest.MonkeyPatch)
         node_owner.leave(joined.parent, None, print, 0.0, delete_key=False)
 
 
-def test_a_folder_that_takes_no_files_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_takes_no_files_is_told_in_one_line() -> None:
+    with tempfile.NamedTemporaryFile() as file:  # its name is short: the folder has room for a socket
+        config = Path(file.name)
+        config.write_bytes(next(each for each in DOCUMENTS if isinstance(each, NodeConfig)).to_json())
+        wishes = Wishes(
+            "http://127.0.0.1:9", config, config=config
+        )  # a file where its folders would be: as a full disk
+        with pytest.raises(InputWrong, match="Not a directory; free some room, or give another --folder"):
+            join(wishes, print)
+
+
+def test_a_folder_whose_name_leaves_no_room_for_a_socket_is_told_before_anything_is_made(tmp_path: Path) -> None:
     config = tmp_path / "node.json"
     config.write_bytes(next(each for each in DOCUMENTS if isinstance(each, NodeConfig)).to_json())
-    wishes = Wishes("http://127.0.0.1:9", config, config=config)  # a file where its folders would be: as a full disk
-    with pytest.raises(InputWrong, match="Not a directory; free some room, or give another --folder"):
-        join(wishes, print)
+    long = tmp_path / ("a" * 100)
+    with pytest.raises(InputWrong, match="bytes long; allowed: 92, for a socket in it: give a shorter --folder"):
+        join(Wishes("http://127.0.0.1:9", long, config=config), print)
+    assert not long.exists()
 
 
 def test_options_that_are_wrong_are_all_told_before_anything_is_asked(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from test_agent import Pod
 
 from protocol_stack import ADMIN_TOKEN, Stack, environment
-from servers import Loopback, Server, wait_until
+from servers import PLAIN, Loopback, Server, wait_until
 from shoal.transport.restarts import EXIT_HUNG, LOOK_SECONDS
 
 HANGS = """
@@ -53,7 +53,7 @@ def ask_for_restart(stack: Stack, pod: Pod) -> None:
     answer = httpx.post(
         f"{stack.addresses.orchestrator}/v1/admin/nodes/{pod.state().node}/restart",
         headers={"Authorization": f"Bearer {ADMIN_TOKEN}"},
-        trust_env=False,
+        **PLAIN,
     )
     assert answer.status_code == 200, answer.text
 

@@ -18,6 +18,7 @@ from shoal.broadcast.weights_folder import FolderTarget, WeightsFolder
 from shoal.contracts import keys
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.weights import WeightsManifest
+from shoal.storage.checkpoint_files import OWN_FILES
 
 
 class Published:
@@ -74,7 +75,7 @@ class Client:
 
     def files(self, version: int = 7) -> dict[str, bytes]:
         folder = self.weights.path(version)
-        return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "shoal-weights.json"}
+        return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in OWN_FILES}
 
 
 def shards_asked(relay: OddRelay) -> list[str]:

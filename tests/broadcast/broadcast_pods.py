@@ -11,12 +11,13 @@ import httpx
 from broadcast_peers import AgentSocket, Announcements, OddRelay
 from broadcast_run import RUN, Keys, checkpoint, put_outbox
 
-from servers import ROOT, Loopback, answers, wait_until
+from servers import PLAIN, ROOT, Loopback, answers, wait_until
 from shoal.broadcast.nginx import NGINX_PORT
 from shoal.contracts import keys
 from shoal.contracts.relays import RelayConfig
 from shoal.contracts.run import NodeConfig, RunConfig
 from shoal.crypto.keys import PrivateKey
+from shoal.storage.checkpoint_files import OWN_FILES
 from shoal.storage.store import Store, open_folder
 
 
@@ -47,9 +48,13 @@ class Pod:
 
     def start(self, name: str, *command: str) -> None:
         """Start `python -m <command>` as `name`; its log is `<name>.log` in the home."""
+        self.start_python(name, "-m", *command)
+
+    def start_python(self, name: str, *arguments: str) -> None:
+        """The same with arguments of Python's own, such as `-c`."""
         with (self.home / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, "-m", *command],
+                ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, *arguments],
                 env={
                     "PATH": os.environ["PATH"],
                     "PYTHONPATH": f"{ROOT / 'workloads'}",
@@ -103,7 +108,7 @@ class Pod:
     def metric(self, port: int, name: str) -> float:
         """A metric of the process whose health port this is; 0 while the process does not listen yet."""
         try:
-            text = httpx.get(f"http://{self.address}:{port}/metrics", trust_env=False).text
+            text = httpx.get(f"http://{self.address}:{port}/metrics", **PLAIN).text
         except httpx.ConnectError:
             return 0.0
         return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
@@ -181,7 +186,7 @@ class ClientPod(Pod):
 
     def files(self, version: int) -> dict[str, bytes]:
         folder = self.home / "weights" / keys.version_name(version)
-        return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "shoal-weights.json"}
+        return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in OWN_FILES}
 
 
 class Pods:

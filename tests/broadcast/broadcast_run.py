@@ -10,12 +10,17 @@ import numpy as np
 
 from shoal.broadcast.nginx import NGINX_PORT
 from shoal.contracts import keys, relay_token
+from shoal.contracts.completions import Sampling
+from shoal.contracts.model_source import GeneratedModel, ModelSource
 from shoal.contracts.protocol import RelayToken
-from shoal.contracts.recipe import GeneratedModel, ModelSource, Recipe, Sampling, StorageSpec, TaskSource, Validation
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.roster import ROLES, Role, Roster
 from shoal.contracts.run import Addresses, NodeConfig, RunConfig
 from shoal.contracts.settings import Broadcast
 from shoal.contracts.signed import sign
+from shoal.contracts.storage import StorageSpec
+from shoal.contracts.task_source import TaskSource
+from shoal.contracts.validation import Validation
 from shoal.crypto.keys import PrivateKey
 
 RUN = "tides"

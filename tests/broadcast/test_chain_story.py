@@ -15,6 +15,12 @@ from shoal.storage.versions import materialise
 PUBLISHER = "shoal.broadcast.origin"
 ANCHOR_EVERY = 4
 SIZE = 6 * SHARD
+IMPATIENT = """
+import runpy
+from shoal.broadcast.transfer import Transfer
+Transfer.__init__.__kwdefaults__["stall_seconds"] = 3.0  # STALL_SECONDS otherwise, a minute
+runpy.run_module("shoal.broadcast.fetch", run_name="__main__", alter_sys=True)
+"""
 
 
 class Place:
@@ -149,11 +155,12 @@ def test_a_holder_whose_delta_beside_an_anchor_is_lost_takes_the_anchor_in_full(
     lost = place.pods.odd_relay(www, lambda path, body: None if "beside-00003.bin" in path else body)
     client = place.pods.client()
     client.agent.say(relays=[lost.url], latest_version=3)
-    client.run()
+    client.start_python("fetch", "-c", IMPATIENT)
     wait_until("version 3", lambda: client.held() == [3], 60)
     place.publish(4)
     client.agent.say(latest_version=4)
-    wait_until("the anchor", lambda: 4 in client.held(), 150)  # after STALL_SECONDS without news
+    wait_until("the anchor", lambda: 4 in client.held(), 90)
+    assert client.log("fetch").count('"stalled"') >= 1
     assert client.files(4) == trained(4, SIZE)
 
 

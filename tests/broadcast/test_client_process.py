@@ -132,7 +132,7 @@ def test_a_version_that_does_not_add_up_is_given_up_and_the_next_one_taken(
     client.agent.say(latest_version=4)
     wait_until("version 4", lambda: client.held() == [4], 60)
     assert client.log("fetch").count("the assembled checkpoint differs from the announced one") == 1
-    assert sorted(path.name for path in (client.home / "weights").iterdir()) == [".parts", "v000004"]
+    assert sorted(path.name for path in (client.home / "weights").iterdir()) == [".lock", ".parts", "v000004"]
 
 
 def test_a_client_that_can_reach_no_relay_keeps_its_version_and_is_alive(

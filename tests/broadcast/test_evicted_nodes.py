@@ -10,7 +10,7 @@ import httpx
 from broadcast_pods import ClientPod, Pods, RelayPod
 from broadcast_run import Keys, checkpoint, cut_into
 
-from servers import wait_until
+from servers import PLAIN, wait_until
 from shoal.broadcast.fetch import FETCH_PORT
 from shoal.broadcast.nginx import NGINX_PORT
 from shoal.contracts import keys
@@ -52,7 +52,7 @@ class SlowReader:
 
 def _status(relay: RelayPod, token: str) -> int:
     url = f"{relay.url}/versions/index.json"
-    return httpx.get(url, headers={"Authorization": f"Bearer {token}"}, trust_env=False, timeout=20).status_code
+    return httpx.get(url, headers={"Authorization": f"Bearer {token}"}, **PLAIN, timeout=20).status_code
 
 
 Entry = dict[str, Any]

@@ -1,10 +1,8 @@
 """Disks that fill up, at the origin, a relay and a client: nothing torn is served, and everybody goes on when there is room again.
 
-Real file systems of a few megabytes (tmpfs), filled by a file that the test takes away again; mounting them needs root.
+The disks are real ones of some megabytes, filled by a file that the test takes away again.
 """
 
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,46 +10,28 @@ import pytest
 from broadcast_pods import Pods
 from broadcast_run import SHARD, checkpoint, cut_into, trained
 
-from servers import lacking, wait_until
+from servers import wait_until
 from shoal.broadcast.fetch import kept_versions
 from shoal.broadcast.weights_folder import DISK_RESERVE_BYTES
 from shoal.contracts.relays import RelayConfig
+from small_disks import SmallDisk
 
 SMALL_BYTES = 160 << 20  # more than the reserve of 64 MiB that relays and clients leave
 SIZE = 40 * SHARD
-Mount = Callable[[Path], "Filler"]
-
-
-class Filler:
-    """A file that takes nearly all of a file system."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "filler"
-
-    def fill(self, left_bytes: int) -> None:
-        usage = os.statvfs(self._path.parent)
-        with self._path.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, usage.f_bavail * usage.f_frsize - left_bytes)
-
-    def free(self) -> None:
-        self._path.unlink()
+Mount = Callable[[Path], SmallDisk]
 
 
 @pytest.fixture
 def mount() -> Iterator[Mount]:
-    made: list[Path] = []
+    made: list[SmallDisk] = []
 
-    def small(folder: Path) -> Filler:
-        folder.mkdir(parents=True, exist_ok=True)
-        command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_BYTES}", "shoal-test", str(folder)]
-        if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
-            lacking("a small file system", "run the tests as root on a kernel that lets root mount tmpfs")
-        made.append(folder)
-        return Filler(folder)
+    def small(folder: Path) -> SmallDisk:
+        made.append(SmallDisk(folder, SMALL_BYTES))
+        return made[-1]
 
     yield small
-    for folder in made:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
+    for disk in made:
+        disk.unmount()
 
 
 def test_an_origin_whose_disk_is_full_publishes_when_there_is_room(pods: Pods, mount: Mount) -> None:

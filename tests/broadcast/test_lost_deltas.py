@@ -19,6 +19,7 @@ from shoal.broadcast.weights_folder import WeightsFolder
 from shoal.contracts import keys
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.weights import ShardDescriptor, WeightsManifest
+from shoal.storage.checkpoint_files import OWN_FILES
 from shoal.transport import SignedClient
 
 Relays = Callable[..., OddRelay]
@@ -43,7 +44,7 @@ class Node:
 
     def files(self, version: int) -> dict[str, bytes]:
         folder = self.weights.path(version)
-        return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "shoal-weights.json"}
+        return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in OWN_FILES}
 
 
 @pytest.fixture

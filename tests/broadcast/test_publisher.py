@@ -7,7 +7,7 @@ import pytest
 from broadcast_pods import OriginPod, Pods
 from broadcast_run import KEPT, SHARD, Keys, checkpoint
 
-from servers import wait_until
+from servers import PLAIN, wait_until
 from shoal.broadcast.nginx import ORIGIN_PORT
 from shoal.contracts import keys
 from shoal.contracts.signed import Signed
@@ -180,11 +180,11 @@ def test_health_tells_whether_there_is_something_to_serve(pods: Pods) -> None:
     origin = _start(pods)
     origin.wait_port("publisher", ORIGIN_PORT)
     health = f"http://{origin.address}:{ORIGIN_PORT}"
-    answer = httpx.get(f"{health}/readyz", trust_env=False)
+    answer = httpx.get(f"{health}/readyz", **PLAIN)
     assert (answer.status_code, answer.text) == (
         503,
         "no version is published yet: waiting for the trainer's first one",
     )
     origin.hand_in(0)
-    wait_until("readiness", lambda: httpx.get(f"{health}/readyz", trust_env=False).status_code == 200, 60)
-    assert httpx.get(f"{health}/healthz", trust_env=False).status_code == 200
+    wait_until("readiness", lambda: httpx.get(f"{health}/readyz", **PLAIN).status_code == 200, 60)
+    assert httpx.get(f"{health}/healthz", **PLAIN).status_code == 200

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from servers import Loopback, wait_until
+from servers import PLAIN, Loopback, wait_until
 from shoal.broadcast.nginx import ORIGIN_PORT
 
 
@@ -24,7 +24,7 @@ def test_only_the_first_pod_of_a_trainer_publishes(tmp_path: Path, loopback: Loo
     try:
         assert process.stdout is not None
         assert "on standby" in process.stdout.readline()
-        with httpx.Client(trust_env=False) as client:
+        with httpx.Client(**PLAIN) as client:
 
             def ready() -> bool:
                 try:

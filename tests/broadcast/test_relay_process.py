@@ -11,7 +11,7 @@ import pytest
 from broadcast_pods import OriginPod, Pods, RelayPod
 from broadcast_run import RUN, SHARD, Keys, checkpoint
 
-from servers import Loopback, answers, wait_until
+from servers import PLAIN, Loopback, answers, wait_until
 from shoal.broadcast.nginx import NGINX_PORT, RELAY_PORT, places_of, render, stray_workers
 from shoal.contracts import keys
 from shoal.contracts.protocol import RelayToken
@@ -43,7 +43,7 @@ def _get(
 ) -> httpx.Response:
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
-    return httpx.request(method, f"{pod.url}/{path}", headers=headers, trust_env=False, timeout=20)
+    return httpx.request(method, f"{pod.url}/{path}", headers=headers, **PLAIN, timeout=20)
 
 
 def test_a_relay_serves_exactly_the_origins_bytes(served: Served, run_keys: Keys) -> None:

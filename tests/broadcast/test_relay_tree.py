@@ -10,7 +10,7 @@ import pytest
 from broadcast_pods import Pods
 from broadcast_run import SHARD, Keys, checkpoint, cut_into
 
-from servers import wait_until
+from servers import PLAIN, wait_until
 from shoal.broadcast import cut
 from shoal.broadcast.nginx import NGINX_PORT, ORIGIN_PORT, RELAY_PORT
 from shoal.broadcast.pieces import WantedVersion
@@ -56,7 +56,7 @@ def test_nginxs_own_figures_are_among_the_metrics_of_its_neighbour(pods: Pods, r
     origin.hand_in(0)
     wait_until("version 0 on the relay", lambda: relay.versions() == [0], 60)
     for _ in range(3):
-        httpx.get(f"{relay.url}/versions/index.json", headers=_token(run_keys), trust_env=False)
+        httpx.get(f"{relay.url}/versions/index.json", headers=_token(run_keys), **PLAIN)
     assert relay.metric(RELAY_PORT, "shoal_nginx_up") == 1
     assert relay.metric(RELAY_PORT, "shoal_nginx_requests_total") >= 3
     assert relay.metric(RELAY_PORT, 'shoal_nginx_connections{state="active"}') >= 1
@@ -79,12 +79,12 @@ def test_a_node_that_asks_too_much_is_told_when_to_come_again_and_others_are_not
     origin.hand_in(0)
     wait_until("version 0 on the relay", lambda: relay.versions() == [0], 60)
     greedy = _token(run_keys)
-    answers = [httpx.get(f"{relay.url}/versions/index.json", headers=greedy, trust_env=False) for _ in range(30)]
+    answers = [httpx.get(f"{relay.url}/versions/index.json", headers=greedy, **PLAIN) for _ in range(30)]
     refused = [answer for answer in answers if answer.status_code == 429]
     assert refused
     assert all(answer.headers["retry-after"] == "1" for answer in refused)
     modest = _token(run_keys, "b" * 64)
-    assert httpx.get(f"{relay.url}/versions/index.json", headers=modest, trust_env=False).status_code == 200
+    assert httpx.get(f"{relay.url}/versions/index.json", headers=modest, **PLAIN).status_code == 200
 
 
 def test_a_relay_fills_its_share_of_the_disk_and_no_more_and_serves_the_newest(pods: Pods) -> None:
@@ -106,8 +106,8 @@ def test_a_relay_fills_its_share_of_the_disk_and_no_more_and_serves_the_newest(p
 
 
 def test_who_reads_a_version_while_it_is_dropped_reads_it_to_the_end(pods: Pods, run_keys: Keys) -> None:
-    """A node that is held to 64 KiB a second reads a shard; meanwhile three newer versions push its version out."""
-    origin = pods.origin(kept_versions=2, broadcast=cut_into(4 * SHARD))
+    """A node that is held to 64 KiB a second reads a shard of 16 s; meanwhile three newer versions push its version out."""
+    origin = pods.origin(kept_versions=2, broadcast=cut_into(16 * SHARD))
     relay = pods.relay(origin, RelayConfig(kept_versions=2, rate_limits=RateLimits(bytes_per_second=SHARD)))
     client = pods.client()
     for pod in (origin, relay):
@@ -121,7 +121,7 @@ def test_who_reads_a_version_while_it_is_dropped_reads_it_to_the_end(pods: Pods,
 
     def read() -> None:
         url = f"{relay.url}/{keys.version_shard(0, 0)}"
-        with httpx.stream("GET", url, headers=_token(run_keys, "c" * 64), trust_env=False, timeout=30) as answer:
+        with httpx.stream("GET", url, headers=_token(run_keys, "c" * 64), **PLAIN, timeout=30) as answer:
             for data in answer.iter_raw():
                 got.extend(data)
 

@@ -154,6 +154,32 @@ def test_what_cannot_be_shown_is_told_by_its_field(tmp_path: Path, spec: dict[st
         preview(config_of(read_manifest(path)))
 
 
+def test_tasks_in_the_store_are_read_where_it_is_named(tmp_path: Path, tokenizer: Path) -> None:
+    columns = {"prompt": "problem", "answer": "answer"}
+    tasks = {"environment": "math", "dataset": {"object": "train.jsonl", "columns": columns}}
+    path = manifest(tmp_path, [{"problem": "What is 1+1?", "answer": "2"}], tasks=tasks)
+    line = ["env", "preview", "-f", str(path), "--tokenizer", str(tokenizer)]
+    refused = CliRunner().invoke(app, line)
+    assert isinstance(refused.exception, InputWrong)
+    assert "spec.tasks.dataset.object: lies in the store of runs: give --store DIR" in str(refused.exception)
+    shown = CliRunner().invoke(app, [*line, "--store", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    assert "What is 1+1?" in shown.output
+    other = CliRunner().invoke(app, [*line, "--store", str(tmp_path / "none")])
+    assert "neither s3://BUCKET/PREFIX nor a folder" in str(other.exception)
+
+
+def test_the_bucket_of_the_manifest_is_named_as_the_place_to_give(tmp_path: Path) -> None:
+    storage = {
+        "s3": {"endpoint": "http://minio:9000", "bucket": "rollouts", "credentialsSecret": "keys"},
+        "prefix": "shoal",
+    }
+    tasks = {"environment": "math", "dataset": {"object": "train.jsonl"}}
+    path = manifest(tmp_path, [], tasks=tasks, storage=storage)
+    with pytest.raises(CannotPreview, match="give --store s3://rollouts/shoal; or name its file with `path`"):
+        preview(config_of(read_manifest(path)))
+
+
 def test_an_environment_that_is_not_here_is_told_first(tmp_path: Path) -> None:
     path = manifest(tmp_path, [], tasks={"environment": "chess"})
     result = CliRunner().invoke(app, ["env", "preview", "-f", str(path)])

@@ -14,10 +14,10 @@ from samples import ORCHESTRATOR_KEY, ROLE_KEYS, ROSTER, RUN, RUN_KEY, key, run_
 from servers import Minio
 from shoal.cli.main import main
 from shoal.contracts import keys
-from shoal.contracts.recipe import S3Storage
 from shoal.contracts.roster import ROLES, Roster
 from shoal.contracts.run import NodeConfig
 from shoal.contracts.signed import sign
+from shoal.contracts.storage import S3Storage
 from shoal.contracts.weights import WeightsManifest
 from shoal.ledger import reading
 from shoal.ledger.entries import LedgerCheckpoint
@@ -100,6 +100,17 @@ def test_a_folder_store_is_found_below_its_prefix_and_read_without_writing(shoal
     before = sorted(path for path in deeper.rglob("*"))
     assert shoal("verify", copy.parent / "store", *TRUST).code == 0
     assert sorted(path for path in deeper.rglob("*")) == before
+
+
+def test_an_entry_that_a_list_lacks_is_read_by_its_number(
+    shoal: Shoal, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a ledger that is being written: a folder is listed in no order."""
+    whole = Store.list
+    monkeypatch.setattr(
+        Store, "list", lambda self, prefix: [e for e in whole(self, prefix) if e.key != keys.ledger_entry(4)]
+    )
+    assert shoal("verify", copy, *TRUST).code == 0
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {

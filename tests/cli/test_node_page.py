@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from samples import DOCUMENTS
-from servers import Loopback, wait_until
+from servers import PLAIN, Loopback, wait_until
 from shoal.cli.node_page import NodePage, page, peer_uid
 from shoal.contracts.machine import Lending
 from shoal.contracts.run import AgentStatus
@@ -35,13 +35,13 @@ def served(loopback: Loopback) -> Iterator[NodePage]:
 
 def _answers(made: NodePage) -> bool:
     try:
-        return httpx.get(made.url, trust_env=False).status_code in (200, 403)
+        return httpx.get(made.url, **PLAIN).status_code in (200, 403)
     except httpx.HTTPError:
         return False
 
 
 def get(made: NodePage, path: str = "", **headers: str) -> httpx.Response:
-    return httpx.get(made.url + path, headers=headers, trust_env=False)
+    return httpx.get(made.url + path, headers=headers, **PLAIN)
 
 
 def test_the_page_shows_state_limits_and_commands_and_loads_nothing_from_elsewhere(served: NodePage) -> None:
@@ -59,7 +59,7 @@ def test_the_page_shows_state_limits_and_commands_and_loads_nothing_from_elsewhe
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_nothing_can_be_changed_through_it(served: NodePage, method: str) -> None:
-    assert httpx.request(method, served.url, trust_env=False).status_code == 405
+    assert httpx.request(method, served.url, **PLAIN).status_code == 405
     assert get(served, "v1/status").status_code == 404
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from benchmarks.plans.__main__ import HERE, SHAPES, text
 from run_documents import RunFolder, step_metrics
 from typer.testing import CliRunner
@@ -49,7 +50,9 @@ def test_the_paper_s_run_plans_without_a_warning(file: str, size: list[str]) -> 
         assert word in output
 
 
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*/*.yaml") if path.parent.name != "serving")
+EXAMPLES = sorted(
+    path for path in (ROOT / "examples").glob("*/*.yaml") if path.parent.name not in ("serving", "tenancy")
+)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -90,6 +93,19 @@ def test_what_only_may_not_work_exits_with_0(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(Path(PAPER).read_text().replace("packLength: 32768", "packLength: 131072"))
     assert "MAY NOT WORK: spec.trainer: a trainer's rank needs" in said("-f", str(path), *SIZE)
+
+
+def test_a_curriculum_is_planned_with_what_its_pools_cost(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    given = yaml.safe_load(Path(DEMO).read_text())
+    plain = json.loads(said("-f", DEMO, "--json"))
+    given["spec"]["tasks"] |= {"curriculum": {}, "count": 285_000}
+    path.write_text(yaml.safe_dump(given))
+    found = json.loads(said("-f", str(path), "--json"))
+    (line,) = [line for line in found["assumed"] if line.startswith("curriculum: ")]
+    assert "pools of 285,000 problems, 0.2 s a step and 12.0 MB each" in line
+    assert "measure it with --run" in line
+    assert {**found, "assumed": plain["assumed"]} == plain, "pools change no other figure"
 
 
 @pytest.mark.parametrize(

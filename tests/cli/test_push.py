@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 
 from hub import Hub
 from ledger_samples import fact
+from samples import PREPARED_CHAT
 from shoal.cli.main import app
 from shoal.contracts import keys
 from shoal.contracts.datasets import DatasetSource
-from shoal.contracts.recipe import ModelSource, TaskSource
+from shoal.contracts.model_source import ModelSource
+from shoal.contracts.task_source import TaskSource
 from shoal.errors import InputWrong, RunFailed
 from shoal.ledger.checkpoints import Checkpoints
 from shoal.ledger.writer import LedgerWriter
@@ -103,6 +105,16 @@ def test_the_card_says_data_recipe_rewards_and_licence(hub: Hub, run: RunFolder)
     settings = yaml.safe_load(body.partition("```yaml\n")[2].partition("```")[0])
     assert settings["recipe"]["maxSequenceLength"] == run.config.recipe.max_sequence_length
     assert "storage" not in settings
+
+
+def test_the_card_says_that_nobody_scored_again_what_nobody_can(hub: Hub, run: RunFolder) -> None:
+    words = "no validator scored these answers, and nobody else can"
+    run.store.put(keys.PREPARED, PREPARED_CHAT.to_json())
+    pushed(run)
+    assert words not in hub.files("me/demo")["README.md"].decode()
+    run.store.put(keys.PREPARED, PREPARED_CHAT.model_copy(update={"rewards_claimed": True}).to_json())
+    pushed(run)
+    assert words in hub.files("me/demo")["README.md"].decode()
 
 
 def test_the_card_has_the_ledgers_head(hub: Hub, run: RunFolder) -> None:

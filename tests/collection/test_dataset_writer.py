@@ -64,9 +64,9 @@ def files(store: Store) -> dict[str, bytes]:
     return {info.key: store.get(info.key) for info in store.list(keys.dataset(NAME))}
 
 
-def write(store: Store, stops: tuple[int, ...] = ()) -> str:
+def write(store: Store, stops: tuple[int, ...] = (), prepared: Prepared = PREPARED) -> str:
     """All slices, with a new process after each of `stops`."""
-    writer = DatasetWriter(config(), PREPARED, store)
+    writer = DatasetWriter(config(), prepared, store)
     done: set[int] = set()
     while writer.state.next_step < SLICES:
         step = writer.state.next_step
@@ -114,6 +114,17 @@ def test_the_page_has_metadata_that_hubs_read(stores: Iterator[Store]) -> None:
     assert yaml.safe_load(head)["license"] == "unknown"
     assert yaml.safe_load(head)["configs"][0]["data_files"][0]["path"] == "part-*.parquet"
     assert "| problems solved at least once | 10 |" in body
+
+
+def test_page_and_card_say_whose_rewards_they_are(stores: Iterator[Store]) -> None:
+    checked, claimed = next(stores), next(stores)
+    write(checked)
+    write(claimed, prepared=PREPARED.model_copy(update={"rewards_claimed": True}))
+    assert b"rewards_claimed" not in checked.get(keys.dataset_card(NAME))
+    assert DatasetCard.from_json(claimed.get(keys.dataset_card(NAME))).rewards_claimed
+    alone, page = "by the run's own worker alone", keys.dataset(NAME) + "README.md"
+    assert alone not in checked.get(page).decode()
+    assert alone in claimed.get(page).decode()
 
 
 def test_a_data_set_of_other_filters_under_the_same_name_is_refused(stores: Iterator[Store]) -> None:

@@ -27,7 +27,7 @@ VALUES = st.recursive(
 
 def either(encode: object, value: object) -> bytes | None:
     try:
-        return encode(value)  # type: ignore[operator, no-any-return]
+        return encode(value)
     except ValueError:
         return None
 
@@ -52,7 +52,7 @@ def test_every_number_has_the_form_of_rfc_8785(value: float) -> None:
     ],
 )  # fmt: skip
 def test_known_edges_have_the_form_of_rfc_8785(value: object) -> None:
-    assert canonical_json(value) == rfc8785.dumps(value)  # type: ignore[arg-type]
+    assert canonical_json(value) == rfc8785.dumps(value)
 
 
 @pytest.mark.parametrize("value", [1 << 53, math.nan, math.inf, "\ud800", {"\ud800": 1}, {1: 2}, {1, 2}])

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.contracts.completions import Sampling
 from shoal.contracts.curriculum import StepPools
-from shoal.contracts.recipe import Sampling
 from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.work import FileShape, LeasePart, TrainingStep, WorkCodec, draw
 from shoal.sampling.curriculum import POOLS, PoolRule, Pools, Solved, SolveRates, pool_turns

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from samples import DOCUMENTS, NODE, run_config
 from shoal.contracts import (
     admin,
+    completions,
     compute,
     evaluation,
     final_model,
@@ -294,8 +295,8 @@ def test_the_defaults_of_the_recipe_are_those_of_the_paper() -> None:
     assert (defaults.loss.clip_epsilon, defaults.loss.upper_bound, defaults.max_grad_norm) == (0.2, 4.0, 0.1)
     assert (defaults.kl_coefficient, defaults.entropy_coefficient) == (0.001, 1e-4)
     assert defaults.max_sequence_length == 32_768
-    assert recipe.LengthReward().targets == [2000, 4000, 6000, 8000, 10000]
-    assert recipe.LengthReward().alpha == 0.0003
+    assert completions.LengthReward().targets == [2000, 4000, 6000, 8000, 10000]
+    assert completions.LengthReward().alpha == 0.0003
 
 
 def test_processes_say_what_is_missing_from_their_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from ledger_samples import altered
 from samples import CHANGED_ROSTER, COMPUTE, DIGEST, LEASE, NODE, OPEN, ORCHESTRATOR_KEY, RUN, TERMS, run_config
 from shoal.contracts import keys
-from shoal.contracts.recipe import LengthReward
+from shoal.contracts.completions import LengthReward
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.task_table import TASKS_SCHEMA, BadTaskTable, read_tasks, write_tasks
 from shoal.contracts.tasks import ChatMessage, Task, tasks_digest

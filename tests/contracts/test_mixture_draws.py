@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.contracts.completions import LengthReward, Sampling
 from shoal.contracts.mixture import SourceTerms, rows_of_sources
-from shoal.contracts.recipe import LengthReward, Sampling
 from shoal.contracts.work import FileShape, WorkCodec, draw
 from shoal.sampling.draw import DrawnGroup, draw_mixture
 from shoal.sampling.mixture import SourceRows, most_of_a_file, turns, turns_of_file

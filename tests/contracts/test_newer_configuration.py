@@ -1,7 +1,12 @@
-"""Configuration documents of releases N and N-1, both ways: the recorded ones are read, and what a later release adds is left out with one line."""
+"""Configuration and answers of releases N and N-1, both ways: recorded ones are read, and what a later release adds is left out with one line."""
 
+import copy
 import json
 import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +16,21 @@ from pydantic import ValidationError
 from servers import ROOT
 from shoal.contracts.base import Contract
 from shoal.contracts.newer import MOST_UNKNOWN, _say, from_newer_json
+from shoal.contracts.protocol import (
+    HeartbeatReply,
+    Lease,
+    Registered,
+    RunProgress,
+    StepInfo,
+    SubmissionReceipt,
+    UploadGrant,
+    ValidationJob,
+)
 from shoal.contracts.relays import RelayConfig
-from shoal.contracts.run import NodeConfig, RunConfig, load_node_config, load_run_config
+from shoal.contracts.run import JoinOffer, NodeConfig, PublicRun, RunConfig, load_node_config, load_run_config
+from shoal.report.progress import ProgressReader
+from shoal.transport import SignedClient
+from shoal.transport.client import Unavailable
 
 RECORDED = ROOT / "tests" / "recorded"
 DOCUMENTS: dict[str, tuple[type[Contract], Path]] = {
@@ -97,3 +115,63 @@ def test_what_a_hostile_author_adds_fills_neither_memory_nor_log(caplog: pytest.
     assert said(MOST_UNKNOWN).endswith(" and 990 more")
     with pytest.raises(ValidationError):
         said(MOST_UNKNOWN + 1)
+
+
+@pytest.fixture
+def answering() -> Iterator[Callable[[bytes], str]]:
+    """`answering(body)` is the URL of a server that answers everything with it."""
+    body = [b""]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body[0])))
+            self.end_headers()
+            self.wfile.write(body[0])
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def answers(said: bytes) -> str:
+        body[0] = said
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield answers
+    server.shutdown()
+    server.server_close()
+
+
+def recorded_answer(model: type[Contract]) -> dict[str, Any]:
+    name = re.sub(r"(?<!^)(?=[A-Z])", "-", model.__name__).lower()
+    found: dict[str, Any] = json.loads((RECORDED / "contracts" / f"{name}.json").read_bytes())
+    return found
+
+
+@pytest.mark.parametrize("model", [RunProgress, HeartbeatReply, Registered, SubmissionReceipt])
+def test_an_answer_that_only_tells_is_read_without_what_a_later_release_adds(
+    model: type[Contract], answering: Callable[[bytes], str]
+) -> None:
+    document = recorded_answer(model)
+    client = SignedClient(answering(with_one(copy.deepcopy(document))))
+    assert client.call("GET", "/", reply=model, deadline_seconds=5.0) == model.model_validate(document)
+    client.close()
+
+
+@pytest.mark.parametrize("model", [Lease, ValidationJob, StepInfo, PublicRun, JoinOffer, UploadGrant])
+def test_work_and_terms_of_a_later_release_are_refused(
+    model: type[Contract], answering: Callable[[bytes], str]
+) -> None:
+    client = SignedClient(answering(with_one(recorded_answer(model))))
+    with pytest.raises(Unavailable, match=f"no {model.__name__}|not a {model.__name__}"):
+        client.call("GET", "/", reply=model, deadline_seconds=0.0)
+    client.close()
+
+
+def test_the_page_shows_a_run_whose_orchestrator_is_of_a_later_release(answering: Callable[[bytes], str]) -> None:
+    document = recorded_answer(RunProgress)
+    reader = ProgressReader(lambda: answering(with_one(copy.deepcopy(document))))
+    reader.ask_once()
+    assert reader.newest() == RunProgress.model_validate(document)

@@ -17,7 +17,7 @@ from shoal.contracts.proof_profile import (
     read_profile,
     thresholds_in_force,
 )
-from shoal.contracts.recipe import DrawnGaps, ProofThresholds
+from shoal.contracts.thresholds import DrawnGaps, ProofThresholds
 
 GIVEN = ProofThresholds(max_exponent_mismatches=5, max_mantissa_error_mean=1.0, max_mantissa_error_median=1.0)
 

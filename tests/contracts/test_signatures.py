@@ -71,7 +71,7 @@ class TestKeys:
             PrivateKey.from_pem(b"no pem at all")
 
     def test_the_secret_does_not_show_in_the_repr(self) -> None:
-        raw = NODE_KEY.cryptography_key.private_bytes_raw().hex()
+        raw = NODE_KEY._key.private_bytes_raw().hex()
         assert raw not in repr(NODE_KEY)
         assert NODE_KEY.public[:12] in repr(NODE_KEY)
 
@@ -266,7 +266,7 @@ class TestSignedRequests:
         digest = base64.b64encode(hashlib.sha256(BODY).digest()).decode()
         message = _Message("POST", URL, {"content-digest": f"sha-256=:{digest}:"})
         keys = _Keys()
-        keys.resolve_private_key = lambda _: NODE_KEY.cryptography_key
+        keys.resolve_private_key = lambda _: NODE_KEY._key
         HTTPMessageSigner(signature_algorithm=ED25519, key_resolver=keys).sign(
             message, key_id=NODE_KEY.public, created=datetime.datetime.fromtimestamp(NOW, tz=datetime.UTC), nonce=NONCE,
             label="shoal", tag=SIGNATURE_TAG, covered_component_ids=("@method", "@target-uri"),

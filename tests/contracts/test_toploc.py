@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.contracts.recipe import FileMean, ProofThresholds
+from shoal.contracts.thresholds import FileMean, ProofThresholds
 from shoal.toploc import codec
 from shoal.toploc.codec import MalformedProofError, ProofErrors
 from shoal.toploc.top_points import bfloat16_bits

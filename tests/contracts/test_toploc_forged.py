@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.contracts.recipe import ProofThresholds
+from shoal.contracts.thresholds import ProofThresholds
 from shoal.toploc import codec
 from shoal.toploc.codec import MalformedProofError, ProofErrors, Proofs
 from shoal.toploc.top_points import top_points

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.contracts.completions import LengthReward, Sampling
 from shoal.contracts.evaluation import MOST_SLICES, Benchmark, BenchmarkTasks, BenchmarkTerms, sampling_of
-from shoal.contracts.recipe import LengthReward, Sampling
 from shoal.contracts.work import (
     FIRST_SLICE,
     EvaluationSlice,

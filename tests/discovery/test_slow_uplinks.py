@@ -23,6 +23,7 @@ from shoal.crypto.keys import PrivateKey
 from shoal.transport import SignedClient
 from shoal.transport import client as transport_client
 from shoal.transport.client import NotSentInTime
+from stack_fixtures import running_stack
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +34,9 @@ def slow_address(loopback: Loopback) -> str:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, loopback: Loopback, slow_address: str) -> Iterator[Stack]:
-    folder, address = tmp_path_factory.mktemp("stack"), loopback.address()
-    running = Stack(folder, address, public_discovery=f"http://{slow_address}:8081", pools=POOLS)
-    try:
-        running.start()
+    public = f"http://{slow_address}:8081"
+    with running_stack(tmp_path_factory, loopback.address(), public_discovery=public, pools=POOLS) as running:
         yield running
-    finally:
-        running.close()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from joined_machine import Machine
 from test_agent import Pod
 
 from protocol_stack import ADMIN_TOKEN, RUN, Node, Stack, ready, refused
-from servers import Loopback, wait_until
+from servers import PLAIN, Loopback, wait_until
 from shoal.agent import uplink
 from shoal.cli.node_join import check_machine
 from shoal.contracts.admin import NodeView
@@ -85,7 +85,7 @@ def head(node: Node, test: str, body: bytes) -> tuple[str, dict[str, str]]:
 
 def put(node: Node, test: str, body: bytes, signed: bytes | None = None) -> httpx.Response:
     url, headers = head(node, test, body if signed is None else signed)
-    return httpx.put(url, content=body, headers=headers, trust_env=False, timeout=60)
+    return httpx.put(url, content=body, headers=headers, **PLAIN, timeout=60)
 
 
 def problem(answer: httpx.Response) -> tuple[int, str]:
@@ -140,7 +140,7 @@ def seen_by_admin(stack: Stack, node: str) -> NodeView:
     answer = httpx.get(
         f"{stack.addresses.orchestrator}/v1/admin/nodes/{node}",
         headers={"Authorization": f"Bearer {ADMIN_TOKEN}"},
-        trust_env=False,
+        **PLAIN,
     )
     return NodeView.from_json(answer.content)
 
@@ -232,17 +232,17 @@ def test_a_body_without_end_in_pieces_is_cut_off(node: Node) -> None:
             yield bytes(64 << 10)
 
     with contextlib.suppress(httpx.TransportError):  # it is closed while we still send
-        answer = httpx.put(url, content=endless(), headers=headers, trust_env=False, timeout=60)
+        answer = httpx.put(url, content=endless(), headers=headers, **PLAIN, timeout=60)
         assert problem(answer) == (413, "upload-too-large")
     assert "it is not measured yet" in refused(lambda: register(node)).detail
 
 
 def test_a_test_is_made_once_by_its_own_node_with_a_request_of_its_own(stack: Stack, node: Node) -> None:
     other, body, test = Node(stack), os.urandom(SIZE), ask(node)
-    assert problem(httpx.put(head(node, test.test, body)[0], content=b"", trust_env=False))[0] == 401
+    assert problem(httpx.put(head(node, test.test, body)[0], content=b"", **PLAIN))[0] == 401
     assert problem(put(other, test.test, body)) == (409, "no-such-test")
     url, headers = head(node, test.test, body)
-    answers = [httpx.put(url, content=body, headers=headers, trust_env=False, timeout=60) for _ in range(2)]
+    answers = [httpx.put(url, content=body, headers=headers, **PLAIN, timeout=60) for _ in range(2)]
     assert answers[0].status_code == 200
     assert problem(answers[1]) == (401, "seen-before")
     assert problem(put(node, test.test, body)) == (409, "no-such-test")
@@ -256,7 +256,7 @@ def test_a_key_that_asks_without_end_is_told_when_to_come_again(node: Node) -> N
     url = f"{node.stack.addresses.discovery}/v1/uplink-tests"
     nonce, now = secrets.token_hex(16), int(time.time())
     headers = sign_request(method="POST", url=url, body=body, key=node.key, created_unix=now, nonce=nonce)
-    answer = httpx.post(url, content=body, headers=headers, trust_env=False)
+    answer = httpx.post(url, content=body, headers=headers, **PLAIN)
     assert problem(answer) == (429, "too-many-requests")
     assert "a key has 3 tests at once and one in 30 s" in answer.json()["detail"]
     assert 1 <= int(answer.headers["retry-after"]) <= 30
@@ -276,7 +276,7 @@ def test_uploads_that_hang_cost_discovery_no_memory_and_nobody_else_the_service(
             hanging, source = Node(stack), f"127.77.0.{1 + number // MOST_OF_ADDRESS}"
             made = held.enter_context(line(hanging, ask_from(hanging, source), body, source))
             made.sendall(body[:-1000])
-        assert httpx.get(f"{stack.addresses.discovery}/v1/join", trust_env=False).status_code == 200
+        assert httpx.get(f"{stack.addresses.discovery}/v1/join", **PLAIN).status_code == 200
         grown = memory_kib(stack) - before
     assert grown < SIZE * MOST_AT_ONCE / 1024 / 2, "what is uploaded is not kept"
 

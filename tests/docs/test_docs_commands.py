@@ -1,7 +1,7 @@
 """Every command of the documentation is one that its program takes: verbs and options of `shoal`, targets of make, values of the chart, files.
 
-Blocks that are marked `<!-- run -->` are run, in a folder of their own; those marked `<!-- run: soak -->` by `make soak`, beside a finished demo. Why
-other commands of `shoal` are not run is in `NOT_RUN`.
+Blocks that are marked `<!-- run -->` are run, in a folder of their own; those marked `<!-- run: soak -->` by `make soak`, beside a finished demo;
+cells of the demo's notebook by `make soak` too (`test_demo_notebook.py`). Why other commands of `shoal` are not run is in `NOT_RUN`.
 """
 
 import importlib.util
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from demo_notebook import notebook_blocks
 from doc_pages import Block, as_path, commands, page_names, shell_blocks, text_of
 from tools.docs.cli import program
 
@@ -22,7 +23,7 @@ from helm import render as objects_of_chart
 from helm import run_helm
 from servers import ROOT
 
-BLOCKS = shell_blocks()
+BLOCKS = shell_blocks() + notebook_blocks()
 RESOURCES = {
     "trun", "ipool", "relay", "val", "trainingrun", "trainingruns", "inferencepools", "relayservers", "validators",
     "nodes", "pods", "secret", "namespace", "configmap", "crd", "storageclass", "deployment", "job", "jobs", "events", "pvc",
@@ -64,6 +65,9 @@ NOT_RUN = {
     "shoal eval runs/arithmetic/model --env carries": "wants an environment that pip has installed: tests/cli/test_env.py",
     "shoal env check carries": "wants an environment that pip has installed: tests/cli/test_env.py",
     "shoal env check word-puzzles": "wants an environment that pip has installed: tests/cli/test_env.py",
+    "shoal env add": "wants a package index, and a wheel: tests/cli/test_env_packages.py",
+    "shoal env bench": "wants a package, and times it: tests/cli/test_env_packages.py",
+    "--packages packages": "wants wheels of the reader: tests/cli/test_env_packages.py",
     "shoal node": "wants a run that goes on and lets machines in: tests/open_pool/test_strangers.py",
     "--follow": "goes on until it is stopped: tests/cli/test_logs.py",
     "s3://": "wants an object store: tests/report/test_report_elsewhere.py, tests/cli/test_ledger_verbs.py",

@@ -1,4 +1,4 @@
-"""Every run under examples/ is accepted by the models of the CRDs and renders; those that claim a recipe have it. `serving/` has no run."""
+"""Every run under examples/ is accepted by the models of the CRDs and renders; those that claim a recipe have it. Two folders have no run."""
 
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,9 @@ from shoal_operator.api.manifest import load_manifest
 from shoal_operator.children import names
 from shoal_operator.render import render
 
-EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*.yaml") if path.parent.name != "serving")
+EXAMPLES = sorted(
+    path for path in (ROOT / "examples").rglob("*.yaml") if path.parent.name not in ("serving", "tenancy")
+)
 GPU_EXAMPLES = ("one-node", "intellect-2", "sft-then-rl")
 GPU_RESOURCE = "nvidia.com/gpu"
 

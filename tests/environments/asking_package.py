@@ -4,11 +4,14 @@ import os
 import threading
 import time
 import urllib.request
+from collections.abc import Sequence
 
 from shoal.contracts.tasks import Task
 from shoal.environments import Score
+from shoal.environments.base import length_suffix
 from shoal.environments.code import Code
 from shoal.environments.math import Math
+from shoal.environments.turns import TURN_END, Answers, FunctionCall, ToolAnswer
 from shoal.rewards import parent
 from shoal.rewards.math import shared_judge
 from shoal.rewards.sandbox import Limits, Program, shared_pool
@@ -53,6 +56,43 @@ ATTACKS = {
 def spin(_: object) -> None:
     while True:
         pass
+
+
+class Asked:
+    """What these share."""
+
+    def tasks(self, count: int, seed: int) -> list[Task]:
+        return [Task(problem_id=f"task-{each}", task_type="asked", prompt="?") for each in range(count)]
+
+    def prompt(self, task: Task, target_length: int | None) -> str:
+        return "?" + length_suffix(target_length)
+
+    def gold(self, task: Task) -> str:
+        return TURN_END.join(["yes"] * 4)
+
+
+class ByTurn(Asked):
+    """Each turn that says `yes` earns a quarter; without turns to reward where the text asks for it."""
+
+    name, version, rewards_turns = "by-turn", "1", True
+    functions = ({"name": "look", "description": "", "parameters": {}},)
+    most_turns, longest_turn = 4, None
+
+    def answers(self, task: Task, turns: Sequence[Sequence[FunctionCall]]) -> Answers:
+        return Answers([[ToolAnswer("seen") for _ in turn] for turn in turns])
+
+    def score(self, task: Task, completion: str) -> Score:
+        earned = [0.25 * (turn == "yes") for turn in completion.split(TURN_END)]
+        return Score(sum(earned), turn_rewards=(float("nan"),) if "nan" in completion else tuple(earned))
+
+
+class Judged(Asked):
+    """A judge who is never of the same mind."""
+
+    name, version, repeatable = "judged", "1", False
+
+    def score(self, task: Task, completion: str) -> Score:
+        return Score(int.from_bytes(os.urandom(2), "big") / 65536)
 
 
 class Part:

@@ -1,12 +1,15 @@
-"""What tests of prepare share: an empty store, and a folder that passes for a checkpoint."""
+"""What tests of prepare share: an empty store, a folder that passes for a checkpoint, and an environment without packages."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from samples import PROOF_PROFILE
-from shoal.contracts.recipe import ModelSource
+from shoal.contracts.model_source import ModelSource
+from shoal.environments import load
 from shoal.environments.generated_tokenizer import train_tokenizer
+from shoal.environments.places import RUN_VARIABLE
 from shoal.storage import Store
 from shoal.storage.store import open_folder
 
@@ -27,3 +30,12 @@ def base(tmp_path: Path) -> ModelSource:
     (folder / "model.safetensors").write_bytes(b"")
     (folder / "proof_profile.json").write_bytes(PROOF_PROFILE.to_json())
     return ModelSource(path=str(folder))
+
+
+@pytest.fixture
+def no_packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The test begins and ends without packages of a run."""
+    monkeypatch.setenv(RUN_VARIABLE, "")
+    load.cache_clear()
+    yield
+    load.cache_clear()

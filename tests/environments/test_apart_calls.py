@@ -17,8 +17,12 @@ from shoal.contracts.tasks import Task
 from shoal.environments import apart
 from shoal.environments.apart import Apart
 from shoal.environments.base import Environment, load, runs_programs
-from shoal.environments.results import EnvironmentBroke, Score
+from shoal.environments.episodes import has_tools
+from shoal.environments.mixture import Mixture
+from shoal.environments.probe import probe
+from shoal.environments.results import EnvironmentBroke, Score, is_repeatable
 from shoal.environments.scored_once import ProgramTime, ScoredOnce
+from shoal.environments.turns import TURN_END
 from shoal.rewards import calls, parent
 from shoal.rewards.sandbox.service import ServiceFailed
 
@@ -35,6 +39,7 @@ def machine() -> Iterator[Path]:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: asking\nVersion: 1\n")
     (metadata / "entry_points.txt").write_text(
         "[shoal.environments]\nasking = asking_of_others:Asking\ntheir-math = asking_of_others:TheirMath\ntheir-code = asking_of_others:TheirCode\n"
+        "by-turn = asking_of_others:ByTurn\njudged = asking_of_others:Judged\n"
     )
     (folder / "spinner.py").write_text(SPINNER)
     for path in (folder, *folder.rglob("*")):
@@ -223,3 +228,35 @@ def living(session: int) -> list[str]:
         if int(words[3]) == session and words[0] not in "ZX":
             found.append(path.parent.name)
     return found
+
+
+def test_rewards_of_turns_come_through_the_walls_and_none_that_is_no_number() -> None:
+    theirs = load("by-turn")
+    assert getattr(theirs, "rewards_turns", False)
+    assert has_tools(theirs)
+    assert not getattr(load("their-math"), "rewards_turns", False)
+    found = theirs.score(TELLS, TURN_END.join(("yes", "no", "yes")))
+    assert isinstance(found, Score)
+    assert (found.task_reward, found.turn_rewards) == (0.5, (0.25, 0.0, 0.25))
+    assert isinstance(theirs.score(TELLS, "nan"), EnvironmentBroke)
+
+
+def test_the_check_of_an_environment_looks_at_the_rewards_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = load("by-turn")
+    assert probe(theirs, 2, 0)["faults"] == []
+    monkeypatch.setattr(theirs, "score", lambda task, text: Score(float(text == theirs.gold(task))), raising=False)
+    faults = probe(theirs, 2, 0)["faults"]
+    assert "task-0: the gold answer: 0 turns have a reward, and the episode has 4" in faults
+
+
+def test_an_environment_whose_scores_cannot_be_made_again_says_so_through_the_walls() -> None:
+    assert not is_repeatable(load("judged"))
+    assert is_repeatable(load("by-turn"))
+    found = probe(load("judged"), 3, 0)
+    assert found["faults"] == []
+    assert found["scores_digest"] == probe(load("judged"), 3, 0)["scores_digest"]
+    mixed = Mixture({"judged": load("judged"), "math": load("their-math")})
+    assert not is_repeatable(mixed)
+    assert [is_repeatable(mixed, TELLS.model_copy(update={"task_type": name})) for name in ("judged", "math")] == [
+        False, True,
+    ]  # fmt: skip

@@ -12,10 +12,10 @@ from samples import run_config
 from shoal.contracts import keys
 from shoal.contracts.final_model import ModelOrigin
 from shoal.contracts.prompts import PromptSettings, PromptTerms
-from shoal.contracts.recipe import TaskSource
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.sft import SftDataset, SftSettings
 from shoal.contracts.sft_data import SftRow, read_sft_rows
+from shoal.contracts.task_source import TaskSource
 from shoal.contracts.tasks import Task
 from shoal.environments import load
 from shoal.environments.prompt_check import decided

@@ -12,14 +12,16 @@ from shoal.contracts import keys
 from shoal.contracts.dataset_card import DatasetCard, DatasetFile
 from shoal.contracts.datasets import FILTER_DATASET, DatasetSource, GenerateSettings
 from shoal.contracts.filtering import FilterReport, ProblemCount
-from shoal.contracts.recipe import OfflineFilter, Recipe, TaskSource
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.run import Prepared
 from shoal.contracts.sft_data import write_problem_counts
+from shoal.contracts.task_source import OfflineFilter, TaskSource
 from shoal.contracts.task_table import read_tasks
 from shoal.contracts.tasks import tasks_digest
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_tokenizer import train_tokenizer
-from shoal.environments.prepare import CannotPrepare, prepare
+from shoal.environments.prepare import prepare
+from shoal.environments.run_checks import CannotPrepare
 from shoal.environments.task_source import RunSource, find_tasks
 from shoal.rewards.math import MathJudge
 from shoal.storage.store import Store, open_folder

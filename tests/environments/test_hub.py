@@ -15,7 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from samples import run_config
 from shoal.contracts.datasets import DatasetSource
-from shoal.contracts.recipe import TaskSource
+from shoal.contracts.task_source import TaskSource
 from shoal.environments.hub import is_away
 from shoal.environments.task_source import BadTaskSource, Found, RunSource, find_tasks
 

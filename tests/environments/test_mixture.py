@@ -10,9 +10,12 @@ from test_prepared_benchmarks import scored
 
 from samples import run_config
 from shoal.contracts import keys
+from shoal.contracts.completions import LengthReward, Sampling
 from shoal.contracts.mixture import SourceTerms
-from shoal.contracts.recipe import LengthReward, ModelSource, Recipe, Sampling, TaskSource
+from shoal.contracts.model_source import ModelSource
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.run import Prepared, RunConfig
+from shoal.contracts.task_source import TaskSource
 from shoal.contracts.task_table import read_tasks
 from shoal.contracts.tasks import Task, TaskReport, tasks_digest
 from shoal.environments.arithmetic import Arithmetic
@@ -20,8 +23,9 @@ from shoal.environments.base import BadEnvironment, Score, Unscorable, digest, l
 from shoal.environments.code import Code
 from shoal.environments.math import Math
 from shoal.environments.mixture import Mixture, environment_of, of_source
-from shoal.environments.prepare import CannotPrepare, prepare
+from shoal.environments.prepare import prepare
 from shoal.environments.prompts import load_tokenizer, prompt_tokens
+from shoal.environments.run_checks import CannotPrepare
 from shoal.environments.task_source import RunSource, find_tasks
 from shoal.storage import Store
 

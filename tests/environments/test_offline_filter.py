@@ -12,9 +12,9 @@ from shoal.contracts.dataset_card import DatasetCard, DatasetFile
 from shoal.contracts.datasets import FILTER_DATASET, GenerateSettings
 from shoal.contracts.filtering import FilterReport, ProblemCount
 from shoal.contracts.proof_profile import PROFILE_FILE
-from shoal.contracts.recipe import MixtureSource, OfflineFilter, TaskSource
 from shoal.contracts.run import Prepared
 from shoal.contracts.sft_data import write_problem_counts
+from shoal.contracts.task_source import MixtureSource, OfflineFilter, TaskSource
 from shoal.contracts.tasks import Task, tasks_digest
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.layouts import SOLVE_RATE

@@ -11,20 +11,24 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 from samples import PROOF_PROFILE, run_config
 from shoal.contracts import keys
 from shoal.contracts.algorithm import Algorithm, VinePpo
+from shoal.contracts.completions import LengthReward
 from shoal.contracts.datasets import DatasetSource
 from shoal.contracts.final_model import ORIGIN_FILE
+from shoal.contracts.model_source import GeneratedModel, ModelSource
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.proof_profile import ProofProfile
-from shoal.contracts.recipe import GeneratedModel, LengthReward, ModelSource, Recipe, TaskSource
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.settings import Rollouts
+from shoal.contracts.task_source import TaskSource
 from shoal.contracts.task_table import read_tasks
 from shoal.contracts.tasks import tasks_digest
 from shoal.environments import digest, generated_model, proof_calibration
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_tokenizer import train_tokenizer
-from shoal.environments.prepare import CannotPrepare, prepare
+from shoal.environments.prepare import prepare
 from shoal.environments.prompts import prompt_tokens
+from shoal.environments.run_checks import CannotPrepare
 from shoal.environments.sampling import pass_rate, sample
 from shoal.environments.tokens import eos_token_ids
 from shoal.storage import Store
@@ -223,6 +227,56 @@ def test_continuations_in_an_environment_with_tools_are_refused(store: Store, tm
     with pytest.raises(CannotPrepare, match=r"algorithm\.vineppo: environment tool has tools"):
         prepare(tools, store, tmp_path / "scratch")
     assert not list(store.list("tasks/"))
+
+
+@pytest.mark.parametrize("environment", ["tool", "arithmetic"])
+def test_credit_by_turns_where_nothing_rewards_a_turn_is_refused(
+    store: Store, tmp_path: Path, environment: str
+) -> None:
+    asked = config(tasks=TaskSource(environment=environment, count=8), recipe=Recipe(credit="Turn"))
+    with pytest.raises(
+        CannotPrepare, match=rf"spec\.recipe\.credit: environment {environment} rewards whole episodes only"
+    ):
+        prepare(asked, store, tmp_path / "scratch")
+    assert not list(store.list("tasks/"))
+
+
+def test_scores_that_cannot_be_made_again_are_for_members_alone(
+    store: Store, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = OtherEnvironment()
+    judge.name = "judge"
+    monkeypatch.setattr(judge, "repeatable", False, raising=False)
+    monkeypatch.setattr(
+        judge, "score", lambda task, text: pytest.fail("prepare has no network for a judge"), raising=False
+    )
+    monkeypatch.setattr("shoal.environments.task_source.load", lambda name: judge)
+    monkeypatch.setattr("shoal.environments.digest", lambda environment: "ab" * 32)
+    closed = mounted(checkpoint).model_copy(update={"pools": [PoolTerms(name="home")]})
+    open_too = closed.model_copy(update={"pools": [*closed.pools, PoolTerms(name="world", open=True)]})
+    with pytest.raises(
+        CannotPrepare, match=r"judge gives scores that cannot be made again .* and pool world is open to strangers, who"
+    ):
+        prepare(open_too, store, tmp_path / "scratch")
+    by_turn = closed.model_copy(update={"recipe": Recipe(credit="Turn")})
+    turns = {"functions": (), "most_turns": 2, "longest_turn": None, "answers": lambda task, turns: None}
+    with monkeypatch.context() as patch:
+        for member, value in {"rewards_turns": True, **turns}.items():
+            patch.setattr(judge, member, value, raising=False)
+        with pytest.raises(CannotPrepare, match=r"spec\.recipe\.credit: .* Turn needs those that validators make"):
+            prepare(by_turn, store, tmp_path / "scratch")
+    monkeypatch.setattr(judge, "stop", ("=",), raising=False)
+    monkeypatch.setattr(judge, "most_calls", 1, raising=False)
+    monkeypatch.setattr(judge, "observe", lambda task, text: None, raising=False)
+    with pytest.raises(CannotPrepare, match="its calls are run again before its scores: use functions of turns"):
+        prepare(closed, store, tmp_path / "scratch")
+    monkeypatch.delattr(judge, "observe")
+    assert not store.exists(keys.PREPARED)
+    assert prepare(closed, store, tmp_path / "scratch").rewards_claimed
+
+
+def test_scores_that_can_be_made_again_are_no_claims(store: Store, tmp_path: Path, checkpoint: Path) -> None:
+    assert b"rewards_claimed" not in prepare(mounted(checkpoint), store, tmp_path / "scratch").to_json()
 
 
 def test_a_machine_that_cannot_score_is_tried_again_and_no_gold_is_looked_at(

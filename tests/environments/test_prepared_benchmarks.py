@@ -7,14 +7,17 @@ import pytest
 from test_prepare import config
 
 from shoal.contracts import keys
+from shoal.contracts.completions import Sampling
 from shoal.contracts.evaluation import Benchmark, EvaluationSettings
-from shoal.contracts.recipe import ModelSource, Sampling, TaskSource
+from shoal.contracts.model_source import ModelSource
 from shoal.contracts.run import Prepared, RunConfig
+from shoal.contracts.task_source import TaskSource
 from shoal.contracts.task_table import read_tasks
 from shoal.contracts.tasks import tasks_digest
 from shoal.environments import digest
 from shoal.environments.arithmetic import Arithmetic
-from shoal.environments.prepare import CannotPrepare, prepare
+from shoal.environments.prepare import prepare
+from shoal.environments.run_checks import CannotPrepare
 from shoal.storage import Store
 
 

@@ -14,11 +14,13 @@ from shoal.contracts import keys
 from shoal.contracts.datasets import DatasetSource
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks, EvaluationSettings
 from shoal.contracts.hub import HubCommit
-from shoal.contracts.recipe import ModelSource, OfflineFilter, TaskSource
+from shoal.contracts.model_source import ModelSource
 from shoal.contracts.run import Prepared, RunConfig
+from shoal.contracts.task_source import OfflineFilter, TaskSource
 from shoal.environments.hub import HubRefused, commit_of
-from shoal.environments.prepare import CannotPrepare, prepare
+from shoal.environments.prepare import prepare
 from shoal.environments.revisions import Revisions
+from shoal.environments.run_checks import CannotPrepare
 from shoal.storage.store import open_folder
 
 MODEL_COMMIT, DATA_COMMIT = "a" * 40, "b" * 40

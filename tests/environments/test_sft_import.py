@@ -14,11 +14,12 @@ from transformers import AutoTokenizer
 
 from shoal.contracts import keys
 from shoal.contracts.final_model import FinalModel
-from shoal.contracts.recipe import ModelSource
+from shoal.contracts.model_source import ModelSource
 from shoal.contracts.run import RunConfig
 from shoal.contracts.sft import SftDataset, SftManifest, SftSettings
 from shoal.contracts.sft_data import Trace, read_sft_rows, write_traces
-from shoal.environments.prepare import CannotPrepare, prepare
+from shoal.environments.prepare import prepare
+from shoal.environments.run_checks import CannotPrepare
 from shoal.environments.sft_import import held_out_problems
 from shoal.storage import Store
 from shoal.storage.store import open_folder

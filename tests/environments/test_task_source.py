@@ -10,8 +10,8 @@ import pytest
 
 from samples import run_config
 from shoal.contracts.datasets import DatasetColumns, DatasetSource
-from shoal.contracts.recipe import TaskSource
 from shoal.contracts.run import RunConfig
+from shoal.contracts.task_source import TaskSource
 from shoal.contracts.tasks import Task
 from shoal.environments.code import Code
 from shoal.environments.task_source import BadTaskSource, RunSource, find_tasks

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 
-from shoal.contracts.recipe import GeneratedModel
+from shoal.contracts.model_source import GeneratedModel
 from shoal.environments.episodes import Tools
 from shoal.environments.generated_model import IGNORED, Lesson, _lesson, _teach, random_model, tokenizer_for
 from shoal.environments.prompts import prompt_tokens
@@ -81,7 +81,7 @@ def episodes(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], limit: in
     model = Scripted(rows, len(tokenizer), end)
     prompt = prompt_tokens(tokenizer, ENVIRONMENT, TASKS[0], None, None)
     asked = [(task, prompt) for task in TASKS[: len(texts)]]
-    return sample_episodes(model, tokenizer, ENVIRONMENT, asked, limit, seed=1), model  # type: ignore[arg-type]
+    return sample_episodes(model, tokenizer, ENVIRONMENT, asked, limit, seed=1), model
 
 
 def test_the_calculator_answers_in_the_row_and_the_model_reads_it(tokenizer: PreTrainedTokenizerFast) -> None:

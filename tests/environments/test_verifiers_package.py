@@ -3,18 +3,17 @@
 import json
 import os
 import re
-import subprocess
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import indent
 
 import pytest
+from benchmarks.agents.malformed_packages import package
 from benchmarks.agents.verifiers_environments import PACKAGES, compare
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers import ROOT
 from shoal.contracts.task_table import read_tasks, write_tasks
 from shoal.contracts.tasks import ChatMessage, Task, tasks_digest
 from shoal.environments import apart, base
@@ -26,19 +25,6 @@ from shoal.environments.results import Answers, EnvironmentBroke, Score, Unscora
 from shoal.environments.turns import TURN_END, FunctionCall, WithTurns
 from shoal.environments.verifiers_names import BadPackageName, NamedPackage, parse_package
 from shoal.environments.verifiers_package import VerifiersPackage
-
-HEAD = "import verifiers.v1 as vf\n\nclass Data(vf.TaskData):\n    answer: str = ''\n\n"
-ONE = "return [One(Data(prompt='What is 1+1?', answer='2'), self.config.task)]"
-RIGHT = "return float(trace.last_reply == self.data.answer)"
-
-
-def package(reward: str = RIGHT, load: str = ONE, *, more: str = "", head: str = "", taskset: str = "") -> str:
-    """A package with one reward, whose body is given; `more` stands in its task, `taskset` in its task set."""
-    return (
-        f"{head}{HEAD}class One(vf.Task[Data]):\n{indent(more, '    ')}\n    @vf.reward\n    async def right(self, trace: vf.Trace) -> float:\n"
-        f"{indent(reward, ' ' * 8)}\n\nclass Set(vf.Taskset[One]):\n{indent(taskset, '    ')}\n    def load(self):\n{indent(load, ' ' * 8)}\n\n"
-        "__all__ = ['Set']\n"
-    )
 
 
 @pytest.fixture
@@ -93,6 +79,30 @@ def test_a_change_of_the_package_is_another_digest(folder: Path) -> None:
     first = digest(loaded(folder, package()))
     load.cache_clear()
     assert digest(loaded(folder, package() + "# another version\n")) != first
+
+
+def test_retrieval_reads_a_corpus_that_the_digest_pins(folder: Path) -> None:
+    """A corpus is a file of the package, such as `atlas`: whoever has another one has another digest, before any call is answered."""
+    asked = [[FunctionCall("atlas_tools_search", {"words": "Peru"})]]
+    digests, said = set(), []
+    for name, capital in (("first_atlas", "Lima"), ("second_atlas", "Cusco")):
+        shutil.copytree(PACKAGES / "atlas", folder / name)
+        for file in (folder / name).glob("*.py"):
+            file.write_text(file.read_text().replace("from atlas", f"from {name}"))
+        (folder / name / "capitals.json").write_text(json.dumps({"Peru": capital}))
+        environment = load(f"verifiers:{name}")
+        assert isinstance(environment, WithTurns)
+        (task,) = environment.tasks(1, 0)
+        answers = [environment.answers(task, asked) for _ in range(2)]
+        assert answers[0] == answers[1], "the same corpus answers alike each time"
+        assert isinstance(answers[0], Answers)
+        said.append(answers[0].turns[0][0].text)
+        before = digest(environment)
+        digests.add(before)
+        (folder / name / "capitals.json").write_text(json.dumps({"Peru": "Quito"}))
+        assert digest(environment) != before
+    assert ["Lima" in said[0], "Cusco" in said[1]] == [True, True]
+    assert len(digests) == 2
 
 
 def test_messages_and_a_system_prompt_are_asked_as_they_are(folder: Path) -> None:
@@ -216,95 +226,6 @@ def test_a_package_with_much_at_its_head_is_scored_as_long_as_a_process_lives(fo
     assert [each for each in found if not isinstance(each, Score)] == [], "of two GiB it may have 64 times that"
 
 
-REFUSED = {
-    "it has no Taskset": ("x = 1\n", "defines no `__all__`"),
-    "it raises when it is imported": ("1 / 0\n", "loading it raised ZeroDivisionError: division by zero"),
-    "it needs a module": ("import not_there\n", "loading it raised ModuleNotFoundError: "),
-    "no reward": (package().replace("@vf.reward", "@vf.metric"), "its tasks have no @vf.reward"),
-    "a runtime": (package().replace("trace: vf.Trace)", "trace: vf.Trace, runtime: vf.Runtime)"), "right wants a runtime"),
-    "a container": (package(more="NEEDS_CONTAINER = True"), "its tasks need a container"),
-    "a stop": (
-        package(more="@vf.stop\nasync def enough(self, trace: vf.Trace) -> bool:\n    return True\n"),
-        "enough of its task stops or changes turns",
-    ),
-    "a loop of its own": (
-        package().replace("__all__ = ['Set']", "class Own(vf.SingleAgentEnv):\n    pass\n\n__all__ = ['Set', 'Own']"),
-        "it has a loop of its own (Own)",
-    ),
-}  # fmt: skip
-
-
-WITHOUT_TASKS = {
-    "an empty task set": (package(load="return []"), "its task set is empty"),
-    "an endless task set": (
-        package(load="number = 0\nwhile True:\n    number += 1\n    yield One(Data(prompt=f'What is {number}?'), self.config.task)"),
-        "gives more than 50 tasks; one without an end sets INFINITE = True",
-    ),
-    "the same task twice": (package(load=f"{ONE} * 2"), "has 1 different tasks, and 2 are asked for"),
-    "a task set that raises": (package(load="raise OSError('no file')"), "its task set raised OSError: no file; nothing can be reached"),
-    "no prompt": (package(load="return [One(Data(), self.config.task)]"), "task 0 has no prompt"),
-    "an image": (package(load="return [One(Data(prompt='?', image='debian'), self.config.task)]"), "task 0 has image, so it needs a container"),
-    "a reward that raises": (package("raise KeyError('gone')"), "scoring raised KeyError: 'gone'"),
-    "a reward that is no number": (package("return float('nan')"), "scoring raised ValueError: its reward is nan (right nan)"),
-    "a reward that loops": (package("while True:\n    pass"), "scoring raised _TooLong: it takes more than 0.5 s of CPU time"),
-    "a reward that asks the network": (
-        package("import urllib.request\nreturn float(urllib.request.urlopen('http://127.0.0.1:9').status)"),
-        "nothing can be reached from a sandbox, and what another machine cannot score again is refused",
-    ),
-    "a judge in a reward": (
-        package("import openai\nclient = openai.AsyncOpenAI(base_url='http://127.0.0.1:9', api_key='x', max_retries=0)\n"
-                "await client.models.list()\nreturn 1.0"),
-        "what another machine cannot score again is refused",
-    ),
-    "a reward that counts in a library": (
-        package("import math\nmath.count = getattr(math, 'count', 0) + 1\nreturn math.count / 100"),
-        "the same answer is scored as 0.01 and then as 0.02"),
-    "a hook that uses the runtime": (
-        package(more="async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:\n    await runtime.run(['ls'])\n"),
-        "scoring raised NeedsRuntime: the task uses the files and programs of a runtime",
-    ),
-}  # fmt: skip
-
-
-TRY_ALL = """
-import json, sys
-from shoal.rewards.parent import ParentLine, use_line
-import shoal.environments.verifiers_package as ours
-use_line(ParentLine(-1, -1))
-ours.MOST_TASKS, ours.TRIAL_SECONDS = 50, 0.5
-said = {}
-for name, count in json.load(sys.stdin).items():
-    try:
-        ours.VerifiersPackage(name).tasks(count, 0)
-        said[name] = "nothing"
-    except ValueError as error:
-        said[name] = str(error)
-print(json.dumps(said))
-"""
-"""All packages in one process without a sandbox, which takes a second and more to start: they are ours."""
-
-
-def test_what_cannot_be_scored_again_is_refused_in_a_line(tmp_path: Path) -> None:
-    cases = REFUSED | WITHOUT_TASKS
-    names = {what: f"case_{number}" for number, what in enumerate(cases)}
-    for what, name in names.items():
-        (tmp_path / f"{name}.py").write_text(cases[what][0])
-    places = [str(tmp_path), str(ROOT / "workloads"), *filter(None, [os.environ.get(FOLDERS_VARIABLE)])]
-    done = subprocess.run(
-        [sys.executable, "-c", TRY_ALL],
-        input=json.dumps({name: 2 if what == "the same task twice" else 1 for what, name in names.items()}),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    said = json.loads(done.stdout.splitlines()[-1])
-    for what, name in names.items():
-        assert said[name].startswith(f"verifiers:{name}: "), (what, said[name])
-        assert cases[what][1] in said[name], what
-        assert "\n" not in said[name], what
-
-
 def test_a_reward_that_fails_for_an_answer_leaves_the_row_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reward = (
         "if trace.last_reply == 'raise':\n    raise ValueError('two\\nlines')\n"
@@ -331,25 +252,8 @@ def test_a_reward_that_fails_for_an_answer_leaves_the_row_out(folder: Path, monk
     assert isinstance(environment.score(Task(problem_id="0", task_type="verifiers", prompt="?"), "x"), Unscorable)
 
 
-WRONG = {
-    "": "a package's name is missing, at ''; allowed: PACKAGE[{SETTINGS}]",
-    "1sum": "a package's name is missing, at '1sum'",
-    "../sums": "a package's name is missing",
-    "sums{": "'{' behind sums is no JSON object",
-    "sums[1]": "'[1]' behind sums is no JSON object",
-    'sums{"id":"x"}': "sums must not set id",
-}
-
-
-@pytest.mark.parametrize("text", WRONG)
-def test_wrong_names_get_one_line(text: str) -> None:
-    with pytest.raises(BadPackageName, match=r"^verifiers: [^\n]*$") as refused:
-        parse_package(text)
-    assert WRONG[text] in str(refused.value)
-
-
 def test_a_missing_package_or_setting_is_named(folder: Path) -> None:
-    with pytest.raises(BadEnvironment, match="verifiers:riddles: there is no module riddles; install the package"):
+    with pytest.raises(BadEnvironment, match="verifiers:riddles: there is no module riddles; name its wheel in tasks"):
         load("verifiers:riddles")
     with pytest.raises(BadEnvironment, match=r"verifiers:word_sums: loading it raised ValidationError: [^\n]*colour"):
         load('verifiers:word_sums{"colour":1}')

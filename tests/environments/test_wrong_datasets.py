@@ -16,10 +16,12 @@ from samples import PREPARED_CHAT, run_config
 from servers import STARTED_WITH
 from shoal.contracts import keys
 from shoal.contracts.datasets import AnswerExtraction, DatasetColumns, DatasetSource, RowFilter
-from shoal.contracts.recipe import OfflineFilter, Recipe, TaskSource
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.run import RunConfig
+from shoal.contracts.task_source import OfflineFilter, TaskSource
 from shoal.contracts.tasks import Task, TaskReport
-from shoal.environments.prepare import CannotPrepare, _tasks, prepare
+from shoal.environments.prepare import _tasks, prepare
+from shoal.environments.run_checks import CannotPrepare
 from shoal.environments.task_source import RunSource
 from shoal.storage import Store
 from shoal.storage.store import open_folder

@@ -13,13 +13,17 @@ from chat_model import cut_tokenizer
 from real_tokenizers import talk
 from samples import PROOF_PROFILE, run_config
 from shoal.contracts import keys
+from shoal.contracts.completions import Sampling
+from shoal.contracts.model_source import ModelSource
 from shoal.contracts.prompts import PromptSettings
-from shoal.contracts.recipe import ModelSource, Recipe, Sampling, TaskSource
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.run import Prepared
+from shoal.contracts.task_source import TaskSource
 from shoal.contracts.task_table import read_tasks
 from shoal.contracts.tasks import ChatMessage, Task
 from shoal.environments import load
-from shoal.environments.prepare import CannotPrepare, prepare
+from shoal.environments.prepare import prepare
+from shoal.environments.run_checks import CannotPrepare
 from shoal.storage import Store
 
 Change = Callable[[Path], object]

@@ -12,13 +12,15 @@ import yaml
 from servers import STARTED_WITH
 from shoal.cli.local_run import config_of, read_manifest
 from shoal.contracts.evaluation import Truncation
+from shoal.contracts.model_source import GeneratedModel
 from shoal.contracts.pools import EngineSettings
-from shoal.contracts.recipe import GeneratedModel
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.generated_model import random_model
 from shoal.environments.generated_tokenizer import train_tokenizer
 from shoal.inference.evaluation.record import Asked, of_benchmarks
 from shoal.inference.evaluation.sampling import CannotEvaluate, EvaluationRequest, Settings, ask, planned
+from shoal.storage import Store
+from shoal.storage.store import open_folder
 
 POSITIONS = 96
 
@@ -97,6 +99,11 @@ def test_what_is_wrong_with_the_input_is_said_in_one_line(model: Path, tmp_path:
         ((model, "--env", "arithmetic", "--count", 1_000_000), "--count 1000000"),
         ((model,), "give either --env ENV, once or more, or -f FILE"),
         ((model, "--env", "arithmetic", "-f", manifest), "give either --env ENV, once or more, or -f FILE"),
+        ((model, "--env", "arithmetic", "--store", tmp_path), "--store: only a manifest names objects; give -f FILE"),
+        (
+            (model, "-f", manifest, "--store", tmp_path / "none"),
+            "neither s3://BUCKET/PREFIX nor a folder that is there",
+        ),
         ((model, "-f", manifest, "--top-k", 5), "--top-k: with -f the manifest's benchmarks say it"),
         ((model, "-f", manifest), "spec.evaluation: absent; give --env, or the benchmarks there"),
         ((model, "-f", tmp_path / "none.yaml"), "none.yaml"),
@@ -117,8 +124,8 @@ def test_what_does_not_fit_the_model_is_refused_before_the_engine_is_loaded(
         ask(model, environment, environment.tasks(2, 0), EvaluationRequest(1, 1.0, max_tokens=POSITIONS), print)
 
 
-def benchmarks(manifest: Path) -> list[Asked]:
-    return of_benchmarks(config_of(read_manifest(manifest)), EngineSettings(max_sequences=7), seed=9)
+def benchmarks(manifest: Path, objects: Store | None = None) -> list[Asked]:
+    return of_benchmarks(config_of(read_manifest(manifest)), EngineSettings(max_sequences=7), 9, objects)
 
 
 def test_a_manifests_benchmarks_are_asked_as_its_run_would(tmp_path: Path) -> None:
@@ -153,8 +160,10 @@ def test_a_manifests_benchmarks_are_asked_as_its_run_would(tmp_path: Path) -> No
 
     manifest["spec"]["evaluation"]["benchmarks"][0]["tasks"]["dataset"] = {"object": "held.jsonl"}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(manifest))
-    with pytest.raises(CannotEvaluate, match=r"benchmarks, held: tasks.dataset.object lies in the run's store"):
+    with pytest.raises(CannotEvaluate, match=r"benchmarks, held: tasks.dataset.object lies in the store of runs: give"):
         benchmarks(tmp_path / "run.yaml")
+    [stored, _] = benchmarks(tmp_path / "run.yaml", open_folder(tmp_path, ""))
+    assert stored.tasks == first.tasks
 
 
 def test_a_benchmark_of_a_source_is_judged_and_asked_as_that_source() -> None:

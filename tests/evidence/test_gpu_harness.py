@@ -68,9 +68,14 @@ def test_without_a_device_a_part_says_so_in_a_line(parts: dict[str, Part]) -> No
 @pytest.mark.soak
 def test_the_whole_at_tiny_sizes_on_the_cpu(tmp_path: Path) -> None:
     target = tmp_path / "gpu.json"
-    own = [part for part in harness.PARTS if part.name in ("tests", "memory", "trainer", "optimizer")]
-    found = run_parts(own, 900, target, tiny=True)
-    assert {name: part["outcome"] for name, part in found["parts"].items()} == {part.name: PASSED for part in own}
+    found = run_parts(harness.PARTS, 3600, target, tiny=True)
+    assert {name: part["outcome"] for name, part in found["parts"].items()} == {
+        part.name: PASSED for part in harness.PARTS
+    }
     assert found["parts"]["tests"]["figures"]["failed"] == 0
     assert found["parts"]["tests"]["figures"]["skipped"] > 0
     assert {row["side"] for row in found["parts"]["trainer"]["figures"]["rows"]} >= {"ours"}
+    measured = {name: part["figures"] for name, part in found["parts"].items()}
+    assert measured["sampling"]["uniforms_equal_cpu"] == measured["sampling"]["uniforms"]
+    assert {"demo_bfloat16", "demo_float32"} <= set(measured["gaps"])
+    assert set(measured["proofs"]["hidden_128_tiny"]["proofs_equal"].values()) == {8}

@@ -1,9 +1,9 @@
-"""The committed figures of honest workers: a thousand files of all modes without a reject, and swaps as the engine's own benchmark has them."""
+"""The committed figures of workers: a thousand honest files of all modes, swaps as the engine's own benchmark has them, and faults."""
 
 import json
 from pathlib import Path
 
-from benchmarks.workers.honest import ASKED
+from benchmarks.workers.honest import ASKED, ROUNDED
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
@@ -20,3 +20,35 @@ def test_the_seconds_of_a_swap_are_those_of_the_engines_own_benchmark() -> None:
     workers, inference = (json.loads((RESULTS / name).read_text()) for name in ("workers.json", "inference.json"))
     assert workers["swap_seconds"] == inference["swap_seconds"]
     assert set(workers["swap_seconds_by_ranks"]) == {"1", "2", "4"}
+
+
+def test_no_honest_file_of_rounded_weights_was_rejected_and_published_weights_were_found() -> None:
+    found = json.loads((RESULTS / "workers.json").read_text())["false_rejects_fp8"]
+    assert found["rejected"] == 0
+    assert found["total_files"] >= sum(each.files for each in ROUNDED) >= 100
+    assert found["published_weights_found"] == found["published_weights_judged"] > 0
+
+
+def test_rounding_moves_more_than_the_noise_of_decoding() -> None:
+    found = json.loads((RESULTS / "workers.json").read_text())["rounded_weights"]
+    assert found["tokens"] == found["decoding_noise"]["tokens"] >= 1000
+    assert found["mean_kl_nats_a_token"] > found["decoding_noise"]["mean_kl_nats_a_token"] >= 0
+
+
+def test_no_fault_at_any_point_of_a_lease_lost_or_doubled_a_file() -> None:
+    """`WRITE_RESULTS=1 pytest tests/faults -m soak` writes these."""
+    found = json.loads((RESULTS / "workers.json").read_text())
+    assert found["lease_fault_cells"] == 42
+    assert (found["lease_faults_lost"], found["lease_faults_doubled"]) == (0, 0)
+
+
+def test_sized_leases_spare_a_slow_node_and_take_nothing_from_a_fast_one() -> None:
+    """`python -m benchmarks.workers --sized` writes these."""
+    found = json.loads((RESULTS / "workers.json").read_text())["sized_leases"]
+    before, sized = found["steady_all_groups"], found["steady_sized"]
+    assert sized["slow"]["seconds_between_files_p95"] < before["slow"]["seconds_between_files_p95"] / 2
+    assert sized["slow"]["tokens_lost_share"] <= 0 < before["slow"]["tokens_lost_share"]
+    assert sized["slow"]["tokens_a_second"] > before["slow"]["tokens_a_second"]
+    assert sized["fast"]["slot_occupancy"] >= before["fast"]["slot_occupancy"] - 0.001
+    killed = [found[f"killed_every_minute_{name}"] for name in ("sized", "all_groups")]
+    assert killed[0]["slow"]["tokens_lost_share"] <= killed[1]["slow"]["tokens_lost_share"]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.objectives.experts import type_counts
 from benchmarks.trainer.__main__ import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 from benchmarks.trainer.workload import EXPERTS, Shape, draw_batch
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
@@ -32,7 +33,14 @@ def test_models_with_experts_train_as_float64_says_on_one_two_and_four_ranks(fou
     for gaps in found["moe_rank_gap"].values():
         assert {"2", "4"} <= gaps.keys()
         assert max(gaps.values()) <= 1e-9
-    assert found["model_types_trained"] >= 12
+    assert found["moe_lora_gap_float64"].keys() == found["moe_lora_rank_gap"].keys() == MODELS
+    assert max(found["moe_lora_gap_float64"].values()) <= 1e-9
+    for gaps in found["moe_lora_rank_gap"].values():
+        assert {"2", "4", "2, tokens travel", "4, tokens travel"} <= gaps.keys()
+        assert max(gaps.values()) <= 1e-9
+    assert {key: found[key] for key in type_counts()} == type_counts()
+    for what in ("trained", "served", "redrawn", "proved"):
+        assert found[f"model_types_{what}"] >= 12
     assert 0 <= found["router_replay_mismatch"] <= 1
 
 

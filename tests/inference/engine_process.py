@@ -1,24 +1,31 @@
-"""A real vLLM engine that does a list of commands: `engine_process.py FOLDER` reads commands.json there and writes
-results.json.
+"""Real vLLM engines that do lists of commands: commands.json of a folder is read, and results.json is written there.
 
-Started by `tiny_policy.run_engine`. Commands: start (folder, settings, quantization, routes: record them; the engine before ends), generate
+In: folders, a line of standard input each. A process is forked for each, so that vLLM is imported once. When it has ended, its exit code is in `exit`
+beside results.json, and what it wrote in `log`. Started by `tiny_policy.Engines`.
+
+Commands: start (folder, settings, quantization, routes: record them; the engine before ends), generate
 (requests, stop_after decoding steps), join (requests), continue (folder of the tokenizer: the continuations of what was generated last, as
 `tiny_policy.PUBLIC_VINE` has them),
 cut (requests, stop_after decoding steps, folder of the weights that they go on under, version of the first),
-swap (folder), preemptions (how many there were), version (found).
+swap (folder, checked: whether its bytes are held to its manifest), preemptions (how many there were), version (found).
 """
 
 import base64
+import faulthandler
 import gc
 import json
+import os
+import select
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import tiny_policy
+import torch
 from transformers import AutoTokenizer
 
 from shoal.contracts.pools import EngineSettings
@@ -29,6 +36,11 @@ from shoal.inference.completions import Completion
 from shoal.inference.engine import Engine, GenerationStoppedError
 from shoal.inference.generation import Generation
 from shoal.inference.rollouts import PlannedRow, plan_continuations
+from shoal.storage.checkpoint_files import WrongWeights, sealed_by
+
+IDLE_SECONDS = 120.0
+STUCK_SECONDS = 235.0
+"""Whoever waits for an engine gives up a little later: by then its log has the stacks of its threads."""
 
 
 class PREEMPTED:
@@ -161,14 +173,53 @@ def main(folder: Path) -> None:
             case "preemptions":
                 results.append(PREEMPTED.total)
             case "swap":
+                folder_of = Path(command["folder"])
+                sealed = sealed_by(folder_of).document if command.get("checked") else None
                 try:
-                    engine.swap(read_checkpoint(Path(command["folder"])))
+                    engine.swap(read_checkpoint(folder_of), sealed)
                     results.append(None)
-                except ValueError as refused:
+                except (ValueError, WrongWeights) as refused:
                     results.append(str(refused))
     engine.close()
     (folder / "results.json").write_text(json.dumps(results))
 
 
+def forked(folder: Path) -> None:
+    """`main` in a process of its own, whose log is `log` in the folder. Another one waits for it, to tell of a crash too."""
+    if os.fork():
+        return
+    with (folder / "log").open("ab") as log, Path(os.devnull).open("rb") as nothing:
+        for number, file in enumerate((nothing, log, log)):
+            os.dup2(file.fileno(), number)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            faulthandler.dump_traceback_later(STUCK_SECONDS)
+            torch.set_num_threads(torch.get_num_threads())  # a fork leaves the pool of threads to be made anew
+            main(folder)
+            status = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    (folder / "exit.partial").write_text(str(code))
+    (folder / "exit.partial").rename(folder / "exit")
+    os._exit(0)
+
+
+def serve() -> None:
+    """Fork for each folder that comes, until nobody asks any more: this process keeps 0.6 GB."""
+    while select.select([0], [], [], IDLE_SECONDS)[0] and (folders := os.read(0, 1 << 16)):
+        for folder in folders.decode().splitlines():
+            forked(Path(folder))
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    serve()

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 import tiny_policy
 
+from shoal.contracts.completions import Sampling
 from shoal.contracts.evaluation import BenchmarkTerms
-from shoal.contracts.recipe import Sampling
 from shoal.contracts.tasks import Task
 from shoal.environments import digest
 from shoal.environments.harness import Harness

@@ -13,7 +13,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from shoal.contracts.proof_profile import PROFILE_FILE
-from shoal.contracts.recipe import ProofThresholds
+from shoal.contracts.thresholds import ProofThresholds
 from shoal.inference.completions import Completion, Request
 from shoal.toploc import codec
 

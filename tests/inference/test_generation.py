@@ -29,9 +29,10 @@ SLOTS = 4
 MEAN = 1500.0  # tokens: rows of some tens of steps
 
 
-def policy(number: int) -> VersionOnDisk:
+def policy(number: int, sha256: str = "") -> VersionOnDisk:
+    sha256 = sha256 or f"{number:064x}"
     manifest = WeightsManifest(
-        run="tiny", version=number, model="m", sha256=f"{number:064x}", open_digest="0" * 64, shards=["0" * 64]
+        run="tiny", version=number, model="m", sha256=sha256, open_digest="0" * 64, shards=["0" * 64]
     )
     return VersionOnDisk(number, Path(), manifest)
 
@@ -297,6 +298,16 @@ def test_what_an_emptying_engine_cost_puts_off_the_next_swap() -> None:
     world.engine.now += 100 * length(LONG) * STRIDE
     world.loop.turn()
     assert not world.wish.may_wait
+
+
+def test_a_version_that_was_sealed_again_under_its_number_is_loaded_once() -> None:
+    """A leaked key had sealed it first: what the engine holds is not what the trainer signed."""
+    world = World()
+    for number in range(2):
+        world.lease(number, [SHORT])
+    world.leases = [replace(lease, policy=policy(3, "ab" * 32)) for lease in world.leases]
+    world.until(2)
+    assert world.loaded == [3]
 
 
 def test_a_lease_whose_step_is_sealed_is_given_up_and_the_others_go_on() -> None:

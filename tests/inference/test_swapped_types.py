@@ -14,6 +14,7 @@ import pytest
 import tiny_policy
 import torch
 import transformers
+from benchmarks.model_types.judge import judged
 from model_types import TINY, TYPES
 from transformers import AutoModelForCausalLM
 
@@ -26,8 +27,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {}),
     "padded experts": ("qwen3_moe", {"moe_intermediate_size": 48}),  # no width that the CPU's kernel takes
     "glm4_moe": ("glm4_moe", {}),
+    "deepseek_v3": ("deepseek_v3", {}),  # with plain positions: `engine.NO_ROTARY_KERNEL`
 }
-TOGETHER = (("qwen2", "glm4"), ("qwen3_moe", "padded experts"), ("glm4_moe",))
+TOGETHER = (("qwen2", "glm4"), ("qwen3_moe", "padded experts"), ("glm4_moe", "deepseek_v3"))
 """Cases that one process has engines for, one after the other."""
 
 
@@ -94,3 +96,19 @@ def test_it_makes_what_the_model_makes(case: str) -> None:
             logits = made.model(sequence).logits[0, len(request.prompt_tokens) - 1 : -1] / request.temperature
         chosen = torch.log_softmax(logits, -1).gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
         assert completion.logprobs == pytest.approx(chosen.tolist(), abs=1e-3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_validator_draws_its_tokens_again_and_accepts_its_proofs_and_no_others(case: str) -> None:
+    made = of(case)
+    eos = frozenset({1})
+    found = judged(made.model, eos, REQUESTS, made.swapped)
+    assert (found.redraw, found.proved) == ("yes", "yes")
+    assert found.proofs == len(REQUESTS)
+    old = judged(
+        made.model, eos, REQUESTS, made.old
+    )  # of other weights: equal noise draws some equal tokens from flat distributions
+    assert old.redraw.startswith("no: ")
+    assert old.refused == old.proofs
+    reseeded = [dataclasses.replace(each, seed=each.seed + 1) for each in REQUESTS]
+    assert judged(made.model, eos, reseeded, made.swapped).redraw.startswith("no: ")

@@ -15,7 +15,7 @@ import tiny_policy
 from socket_agent import Agent, SocketAgent
 
 import samples
-from servers import STARTED_WITH, structured_lines
+from servers import PLAIN, STARTED_WITH, structured_lines
 from shoal.contracts.keys import version_name
 from shoal.contracts.pools import EngineSettings
 from shoal.contracts.rollouts import Rollout, read_rollouts
@@ -29,6 +29,7 @@ from shoal.storage.checkpoint_files import MANIFEST_FILE
 from shoal.transport.restarts import LOOK_SECONDS
 
 ADDRESS = "127.13.0.5"
+ENGINE = EngineSettings(max_sequences=8, kv_cache_bytes=64 << 20)
 TRAINER = samples.ROLE_KEYS["trainer"]
 PUBLIC = tiny_policy.PUBLIC.model_copy(
     update={
@@ -68,8 +69,10 @@ runpy.run_module("shoal.inference", run_name="__main__", alter_sys=True)
 class Process:
     """`python -m shoal.inference` in a pod folder of its own."""
 
-    def __init__(self, address: str = ADDRESS) -> None:
-        self._address = address
+    def __init__(
+        self, address: str = ADDRESS, pod: str = "tiny-worker-0", engine: EngineSettings = ENGINE, script: str = START
+    ) -> None:
+        self._address, self._pod, self._script = address, pod, script
         self._folder = tempfile.TemporaryDirectory()  # short: a socket's path has at most 107 characters
         self.home = Path(self._folder.name)
         (self.home / "tmp").mkdir()
@@ -77,7 +80,7 @@ class Process:
         node = NodeConfig(
             run="tiny",
             pool="pool",
-            engine=EngineSettings(max_sequences=8, kv_cache_bytes=64 << 20),
+            engine=engine,
             discovery="http://127.0.0.1:1",
             roster=samples.ROSTER,
             run_key=samples.RUN_KEY.public,
@@ -91,7 +94,7 @@ class Process:
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of the health server; 0 while it does not listen."""
         try:
-            with httpx.Client(trust_env=False) as client:
+            with httpx.Client(**PLAIN) as client:
                 answer = client.get(f"http://{self._address}:9105{path}")
                 return answer.status_code, answer.text
         except httpx.ConnectError:
@@ -99,9 +102,8 @@ class Process:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", START],
-            env=STARTED_WITH
-            | {"SHOAL_HOME": str(self.home), "SHOAL_BIND": self._address, "SHOAL_POD": "tiny-worker-0"},
+            [sys.executable, "-c", self._script],
+            env=STARTED_WITH | {"SHOAL_HOME": str(self.home), "SHOAL_BIND": self._address, "SHOAL_POD": self._pod},
             stdout=self.log,
             stderr=subprocess.STDOUT,
         )

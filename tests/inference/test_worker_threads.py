@@ -79,6 +79,11 @@ def test_on_stop_each_lease_is_in_a_file_or_given_back_those_of_refused_files_to
     assert seen["left_in_tmp"] == []
 
 
+def test_rows_are_scored_as_they_end_so_that_a_whole_lease_asks_nothing_more(seen: dict[str, Any]) -> None:
+    assert seen["scored_ahead"].count(False) == 1, "the file whose scoring the test has fail"
+    assert len(seen["scored_ahead"]) > 3
+
+
 def test_no_version_is_named_for_which_rows_would_have_to_end_first(seen: dict[str, Any]) -> None:
     assert seen["holds"] == [[], [3], [2, 3]]
 
@@ -151,10 +156,10 @@ def main(folder: Path, kind: str) -> None:
     from socket_agent import Agent, SocketAgent
 
     import samples
+    from shoal.contracts.completions import Sampling
     from shoal.contracts.keys import version_name
     from shoal.contracts.pools import EngineSettings
     from shoal.contracts.protocol import LEAVE_SECONDS, Lease, StepInfo
-    from shoal.contracts.recipe import Sampling
     from shoal.contracts.rollouts import read_rollouts
     from shoal.contracts.run import AgentState, PublicRun
     from shoal.contracts.weights import WeightsManifest
@@ -170,9 +175,11 @@ def main(folder: Path, kind: str) -> None:
         """Scores nothing right; fails once, when it is asked to."""
 
         name = "clock"
-        fail = False
+        fail = fail_a_file = False
+        calls = 0
 
         def score(self, task: Any, text: str) -> Score:
+            Environment.calls += 1
             if self.fail:
                 Environment.fail = False
                 raise RuntimeError("the scorer died")
@@ -270,11 +277,21 @@ def main(folder: Path, kind: str) -> None:
         first = int(name, 16) if rest is None or rest.part is None else rest.part.submission
         failures[at] = {"lease": name, "first": first, "files": len(agent.files)}
 
+    scored_ahead: list[bool] = []
+
+    def scores(lease: Any) -> None:
+        if Environment.fail_a_file:  # what was scored with its rows is forgotten
+            Environment.fail_a_file, Environment.fail = False, True
+            lease.given = replace(lease.given, scored=None)
+        before = Environment.calls
+        score(lease)
+        scored_ahead.append(Environment.calls == before)
+
     def score_fails(lease: Any) -> None:
         if "score" not in failures and len(agent.files) >= 4 and lease.keeps_rest:
-            Environment.fail = True
+            Environment.fail_a_file = True
             note_failed("score", lease)
-        score(lease)
+        scores(lease)
 
     written = patched.write_rollouts
 
@@ -334,6 +351,7 @@ def main(folder: Path, kind: str) -> None:
         (folder / "seen.json").write_text(json.dumps(found))
         server.close()
         return
+    worker._score = scores
     line_is_free = threading.Event()
     worker._uploading.put(line_is_free.wait)
     lease = Lease(lease="ee" * 16, node="ab" * 32, step=4, submission=99, expires_unix=0.0)
@@ -350,7 +368,7 @@ def main(folder: Path, kind: str) -> None:
     agent.refuse_files = True
     until("a refused file", lambda: agent.refused_files)
     agent.refuse_files = False
-    Environment.fail = True
+    Environment.fail_a_file = True
     until("a lease given back", lambda: {*agent.returned} - {*agent.refused_files})
     failed, before = [*({*agent.returned} - {*agent.refused_files})], len(agent.files)
     until("two more files", lambda: len(agent.files) >= before + 2)
@@ -373,6 +391,7 @@ def main(folder: Path, kind: str) -> None:
         worker._step(wish)
     found = {
         "holds": shown,
+        "scored_ahead": scored_ahead,
         "ended_seconds": ended_seconds,
         "most_held": max(held),
         "named": agent.named,

@@ -1,6 +1,7 @@
 """What islands compute, without a network: encodings, what each contribution counts, the outer step, the shared state, the head."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -22,12 +23,12 @@ from shoal.islands.contributions import (
     sha256,
     unpadded,
 )
-from shoal.islands.encoding import BLOCK, EXCHANGE_TYPES, BadPayload, ExchangeType, decode, encode, encoded_size
+from shoal.islands.encoding import BLOCK, BadPayload, ExchangeType, decode, encode, encoded_size
 from shoal.islands.judgement import LONGEST, coarse, judge
 from shoal.islands.outer import OuterSettings, outer_step, weighted_sum
 from shoal.islands.shared import Meta, Parameters, SharedState
 
-every_type = pytest.mark.parametrize("kind", EXCHANGE_TYPES)
+every_type = pytest.mark.parametrize("kind", get_args(ExchangeType))
 finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 

@@ -11,6 +11,8 @@ VALIDATOR = f'{RUN},container="validator",pod="arithmetic-validator-0"'
 SYNC = f'{RUN},container="sync",pod="arithmetic-relay-0"'
 OPERATOR = 'namespace="shoal-system",container="operator"'
 
+TURN_FAULTS = f'shoal_validator_turn_reward_faults_total{{{VALIDATOR},environment="tools"}}'
+
 Series = dict[str, str]
 
 
@@ -193,6 +195,10 @@ CASES: dict[str, list[Case]] = {
             {f"shoal_learning{{{ORCHESTRATOR}}}": "-1x30 1x90"},
             _labels(RUN),
         )
+    ],
+    "ShoalTurnRewardsWrong": [
+        Case({TURN_FAULTS: "0x30 0+4x30"}, {TURN_FAULTS: "4x60"}, _labels(f'{RUN},environment="tools"')),
+        Case({TURN_FAULTS: "_x50 4x10"}, {TURN_FAULTS: "_x60"}, _labels(f'{RUN},environment="tools"')),
     ],
     "ShoalLedgerStalled": [
         Case(

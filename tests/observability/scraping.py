@@ -10,7 +10,7 @@ import httpx
 import yaml
 from prometheus_server import program
 
-from servers import ROOT, Loopback, Server
+from servers import PLAIN, ROOT, Loopback, Server
 
 SCRAPE_SECONDS = 5
 FOR_SECONDS = 10
@@ -66,13 +66,13 @@ class ScrapingPrometheus:
             ("$run", ".+"),
         ):
             filled = filled.replace(variable, value)
-        answer = httpx.post(f"{self.url}/api/v1/query", data={"query": filled}, trust_env=False, timeout=30).json()
+        answer = httpx.post(f"{self.url}/api/v1/query", data={"query": filled}, **PLAIN, timeout=30).json()
         assert answer["status"] == "success", answer
         return answer["data"]["result"]
 
     def firing(self, alert: str) -> list[dict[str, str]]:
         """Labels of what fires under this name."""
-        found = httpx.get(f"{self.url}/api/v1/alerts", trust_env=False, timeout=30).json()["data"]["alerts"]
+        found = httpx.get(f"{self.url}/api/v1/alerts", **PLAIN, timeout=30).json()["data"]["alerts"]
         return [each["labels"] for each in found if each["state"] == "firing" and each["labels"]["alertname"] == alert]
 
     def _follow(self) -> None:

@@ -16,7 +16,7 @@ from tools.observability.catalogue import Declared, declared
 from tools.observability.dashboards import BOARDS
 from tools.observability.panels import INCIDENT_QUERY, VERSION_QUERY, built
 
-from servers import ROOT, Loopback, Server, wait_until
+from servers import PLAIN, ROOT, Loopback, Server, wait_until
 
 ALERTS = yaml.safe_load((ROOT / "charts/shoal/files/alerts.yaml").read_text())["groups"]
 TARGET_LABELS = {"namespace", "run", "component", "container", "pod"}
@@ -61,7 +61,7 @@ def prometheus(loopback: Loopback, tmp_path_factory: pytest.TempPathFactory) -> 
     server = serve_blocks(tmp_path_factory.mktemp("prometheus"), openmetrics(END_UNIX), loopback)
 
     def is_ready() -> bool:
-        return httpx.get(f"http://{server.address}:{server.port}/-/ready", trust_env=False).status_code == 200
+        return httpx.get(f"http://{server.address}:{server.port}/-/ready", **PLAIN).status_code == 200
 
     wait_until("Prometheus to be ready", is_ready, 60.0)
     yield server
@@ -73,7 +73,7 @@ def ask(server: Server, query: str) -> list[dict[str, Any]]:
     answer = httpx.post(
         f"http://{server.address}:{server.port}/api/v1/query",
         data={"query": as_asked(query), "time": str(END_UNIX - 10)},
-        trust_env=False,
+        **PLAIN,
     ).json()
     assert answer["status"] == "success", answer
     return answer["data"]["result"]

@@ -18,12 +18,12 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from protocol_stack import ADMIN_TOKEN, GROUP_SIZE, Node, Stack
-from servers import Loopback
-from shoal.contracts.recipe import Recipe
+from protocol_stack import ADMIN_TOKEN, Node, Stack
+from servers import PLAIN, Loopback
 from shoal.crypto.http_signatures import sign_request
 from shoal.crypto.keys import PrivateKey
 from shoal.transport import api_pages
+from stack_fixtures import LARGE_STEPS, running_stack
 
 EXAMPLES = 12
 """Requests for each operation; `make soak` sends more (below)."""
@@ -58,13 +58,8 @@ Answers = Counter[tuple[str, str, int]]
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, loopback: Loopback) -> Iterator[Stack]:
-    recipe = Recipe(prompts_per_step=100, group_size=GROUP_SIZE, max_sequence_length=128)
-    running = Stack(tmp_path_factory.mktemp("stack"), loopback.address(), recipe=recipe)
-    try:
-        running.start()
+    with running_stack(tmp_path_factory, loopback.address(), recipe=LARGE_STEPS) as running:
         yield running
-    finally:
-        running.close()
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +72,7 @@ def signers(stack: Stack) -> list[PrivateKey | None]:
 
 
 def operations(url: str) -> list[schemathesis.APIOperation]:
-    schema = schemathesis.openapi.from_dict(httpx.get(f"{url}/openapi.json", trust_env=False).json())
+    schema = schemathesis.openapi.from_dict(httpx.get(f"{url}/openapi.json", **PLAIN).json())
     return [found.ok() for found in schema.get_all_operations()]
 
 
@@ -119,7 +114,7 @@ def send(
 def fuzz(url: str, signers: list[PrivateKey | None], examples: int, only: str = "") -> Answers:
     """Send `examples` requests to each operation; the first of `signers` is a member."""
     answers: Answers = Counter()
-    with httpx.Client(trust_env=False, timeout=30.0) as http:
+    with httpx.Client(**PLAIN, timeout=30.0) as http:
         for operation in (each for each in operations(url) if each.path.startswith(only)):
 
             @seed(8)
@@ -188,7 +183,7 @@ def test_every_route_is_described_and_every_example_fits(stack: Stack) -> None:
         (stack.addresses.discovery, api_pages.DISCOVERY),
         (stack.addresses.orchestrator, api_pages.ORCHESTRATOR),
     ):
-        document = httpx.get(f"{url}/openapi.json", trust_env=False).json()
+        document = httpx.get(f"{url}/openapi.json", **PLAIN).json()
         routes = {(method, path) for path, found in document["paths"].items() for method in found}
         described = {(page.method, page.path) for page in pages}
         assert described <= routes, urlsplit(url).port

@@ -21,10 +21,9 @@ from broadcast_certificates import Authority
 from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from protocol_stack import GROUP_SIZE, RUN, Node, Stack, post
-from servers import Loopback, wait_until
+from protocol_stack import RUN, Node, Stack, post
+from servers import PLAIN, Loopback, wait_until
 from shoal.contracts.protocol import LeaseRequest, UploadRequest
-from shoal.contracts.recipe import Recipe
 from shoal.contracts.roster import Roster
 from shoal.crypto.http_signatures import sign_request
 from shoal.crypto.keys import PrivateKey
@@ -37,6 +36,7 @@ from shoal.transport.pace import Pace
 from shoal.transport.patience import PatientProtocol
 from shoal.transport.problems import add_problem_answers
 from shoal.transport.server import SignatureGate
+from stack_fixtures import LARGE_STEPS, running_stack
 
 SCRIPT = "<script>alert(1)</script>"
 HOSTILE = ["\x1b[2J\x1b[31mred", "a\nb", "\u202eevil", "nul\x00", "caf\u00e9", "x" * 201]
@@ -45,13 +45,8 @@ HOSTILE = ["\x1b[2J\x1b[31mred", "a\nb", "\u202eevil", "nul\x00", "caf\u00e9", "
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, loopback: Loopback) -> Iterator[Stack]:
-    recipe = Recipe(prompts_per_step=100, group_size=GROUP_SIZE, max_sequence_length=128)
-    running = Stack(tmp_path_factory.mktemp("stack"), loopback.address(), recipe=recipe)
-    try:
-        running.start()
+    with running_stack(tmp_path_factory, loopback.address(), recipe=LARGE_STEPS) as running:
         yield running
-    finally:
-        running.close()
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +66,7 @@ def once(node: Node, method: str, url: str, path: str, body: bytes = b"") -> htt
         created_unix=int(time.time()),
         nonce=secrets.token_hex(16),
     )
-    return httpx.request(method, url + path, content=body, headers=headers, trust_env=False, timeout=30)
+    return httpx.request(method, url + path, content=body, headers=headers, **PLAIN, timeout=30)
 
 
 def is_problem(answer: httpx.Response, status: int, code: str) -> bool:
@@ -205,7 +200,7 @@ def test_a_node_hands_in_so_many_files_an_hour_and_no_more(stack: Stack, member:
     answer = once(member, "POST", stack.addresses.orchestrator, "/v1/leases", wanted.to_json())
     assert is_problem(answer, 409, "quota-leased"), "nothing is generated in vain"
     assert 0 < int(answer.headers["retry-after"]) <= uploads.HOUR_SECONDS
-    counted = httpx.get(f"{stack.addresses.orchestrator}/metrics", trust_env=False, timeout=30).text
+    counted = httpx.get(f"{stack.addresses.orchestrator}/metrics", **PLAIN, timeout=30).text
     assert re.search(r'^shoal_leases_total\{outcome="quota"\} [1-9]', counted, re.M)
     assert re.search(r'^shoal_upload_grants_total\{outcome="quota"\} [1-9]', counted, re.M)
     client.delete(counter)

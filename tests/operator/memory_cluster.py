@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import Addresses
 from shoal_operator.children import names
 from shoal_operator.children.site import Site, at_site, with_digests
+from shoal_operator.children.workloads import with_claim_templates
 from shoal_operator.engine.cluster import ClusterError, Object, Result
+from shoal_operator.engine.last_heard import LastHeard
 from shoal_operator.local.objects import Objects
-from shoal_operator.reconcile import reconcile_all
+from shoal_operator.reconcile import RECONCILERS, reconcile
 
 
 def _without_null(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -21,9 +24,9 @@ def _without_null(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class ClusterObjects(Objects):
-    """What a cluster with Kueue stores."""
+    """What a cluster with Kueue and LeaderWorkerSet stores."""
 
-    kinds = Objects.kinds | {"Workload", "LocalQueue", "ClusterQueue", "ResourceFlavor"}
+    kinds = Objects.kinds | {"Workload", "LocalQueue", "ClusterQueue", "ResourceFlavor", "LeaderWorkerSet"}
 
     def _save(self) -> None:
         """Nothing is kept: a file of everything at each write is most of a test's time."""
@@ -43,6 +46,7 @@ class MemoryCluster:
     def __init__(self, folder: Path) -> None:
         self.objects = ClusterObjects(folder / "objects.json")
         self.progress: RunProgress | None = None
+        self.heard = LastHeard()
         self.pods: dict[str, Object] = {}
         self.asked: list[str] = []
         self.writes: list[str] = []
@@ -60,6 +64,10 @@ class MemoryCluster:
         """What the admin says about all runs; None: nothing, and nothing is refused."""
         self.lacks: set[str] = set()
         """Kinds that are not served."""
+        self.groups_say_generation = True
+        """Whether LeaderWorkerSet's controller says of which spec its status is; not all of its releases do."""
+        self.prunes_claim_templates = False
+        """Whether the LeaderWorkerSet installed is older than its claim templates."""
         self.status_writes = 0
         self.time = datetime(2026, 11, 21, tzinfo=UTC)
         self._reads: dict[Hashable, tuple[Callable[[], Any], Any]] | None = None
@@ -92,7 +100,8 @@ class MemoryCluster:
         self._not_kept()
         name = about["metadata"]["name"]
         self.asked_about.append(name)
-        found, at = self.warnings.get(name, ("", "")), self.warned_at.get(name)
+        known = about["kind"] != "LeaderWorkerSet"  # nobody writes Events about one: its StatefulSets' pods are refused
+        found, at = self.warnings.get(name, ("", "")) if known else ("", ""), self.warned_at.get(name)
         old = since is not None and at is not None and at < since
         return ("", "") if old or reason not in ("", found[0]) else found
 
@@ -113,6 +122,9 @@ class MemoryCluster:
         self.writes.append(f"{wanted['kind']}/{wanted['metadata']['name']}")
         if (refusal := self.refuses.get(self.writes[-1])) is not None:
             raise refusal
+        if self.prunes_claim_templates and wanted["kind"] == "LeaderWorkerSet":
+            wanted = with_claim_templates(wanted, [])
+            del wanted["spec"]["leaderWorkerTemplate"]["volumeClaimTemplates"]
         return self.objects.apply(wanted)
 
     def adopt(self, child: Object) -> None:
@@ -181,11 +193,17 @@ class MemoryCluster:
 
     # What the test plays.
 
+    def reconcile_all(self) -> None:
+        """Reconcile every object of our kinds once, owners before what they own, so that one call sees a new run through."""
+        for kind in RECONCILERS:
+            for found in self.list(kind, {}):
+                reconcile(self, kind, found["metadata"]["name"])
+
     def settle(self, rounds: int = 6) -> None:
         """Reconcile until it has nothing left to write."""
         for _ in range(rounds):
             before = len(self.writes), self.status_writes, len(self.objects.deleting())
-            reconcile_all(self)
+            self.reconcile_all()
             if before == (len(self.writes), self.status_writes, len(self.objects.deleting())):
                 return
         raise AssertionError(f"reconcile does not settle; last writes: {self.writes[-5:]}")
@@ -193,7 +211,7 @@ class MemoryCluster:
     def pods_start(self) -> None:
         """Every workload gets the pods that it asks for, all ready; what is being deleted goes."""
         self.pods_end()
-        for kind in ("StatefulSet", "Deployment"):
+        for kind in ("StatefulSet", "Deployment", "LeaderWorkerSet"):
             for found in self.objects.find(kind):
                 count = found["spec"]["replicas"]
                 status = {
@@ -202,6 +220,10 @@ class MemoryCluster:
                     "updatedReplicas": count,
                     "observedGeneration": found["metadata"]["generation"],
                 }
+                if kind == "LeaderWorkerSet":
+                    self._groups_start(found)
+                    if not self.groups_say_generation:
+                        del status["observedGeneration"]
                 self.objects.set_status(kind, found["metadata"]["name"], status)
         for job in self.objects.find("Job"):
             if not job.get("status", {}).get("conditions"):
@@ -211,6 +233,24 @@ class MemoryCluster:
         """Deletions that have begun are finished."""
         for found in self.objects.deleting():
             self.objects.remove(found["kind"], found["metadata"]["name"])
+            if found["kind"] == "LeaderWorkerSet":
+                self._groups_end(found["metadata"]["name"])
+
+    def _groups_start(self, live: Object) -> None:
+        """The pods of a LeaderWorkerSet's groups, all ready, and no others."""
+        name, group = live["metadata"]["name"], live["spec"]["leaderWorkerTemplate"]
+        self._groups_end(name)
+        for number, place in product(range(live["spec"]["replicas"]), range(group["size"])):
+            pod = f"{name}-{number}-{place}" if place else f"{name}-{number}"
+            self.pods[pod] = {
+                "kind": "Pod",
+                "metadata": {"name": pod, "labels": dict(group["workerTemplate"]["metadata"]["labels"])},
+                "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
+            }
+
+    def _groups_end(self, name: str) -> None:
+        for pod in [pod for pod, each in self.pods.items() if each["metadata"]["labels"].get(names.SET_LABEL) == name]:
+            del self.pods[pod]
 
     def job_ends(self, name: str, condition: str, message: str = "") -> None:
         """A Job is `Complete` or `Failed`."""

@@ -7,7 +7,16 @@ import pytest
 
 from shoal_operator.api.pods import PodWithVariables
 from shoal_operator.children.pods import Container
-from shoal_operator.engine.apply import Action, contains, decide, hash_of, not_quantities, template_hash, with_hash
+from shoal_operator.engine.apply import (
+    Action,
+    contains,
+    decide,
+    hash_of,
+    not_quantities,
+    removal_of_strangers,
+    template_hash,
+    with_hash,
+)
 
 WANTED: dict[str, Any] = {
     "apiVersion": "apps/v1",
@@ -181,3 +190,14 @@ def test_what_is_no_quantity_is_named_with_its_place() -> None:
         "spec.containers[0].resources.limits.memory: '8 GB'",
         "spec.volumes[0].emptyDir.sizeLimit: 'many'",
     ]
+
+
+def test_what_others_wrote_into_a_status_is_taken_out_at_any_depth_and_nothing_else() -> None:
+    ours = {"phase": "Running", "trainer": {"attempt": 1}, "components": [{"name": "pool"}], "proofs": {}}
+    assert removal_of_strangers(ours, ours) == {}
+    theirs = {**ours, "bestVersion": 99, "trainer": {"attempt": 1, "lie": {"deep": 1}}, "proofs": {"lie": 0}}
+    assert removal_of_strangers(theirs, ours) == {
+        "bestVersion": None,
+        "trainer": {"lie": None},
+        "proofs": {"lie": None},
+    }

@@ -169,3 +169,10 @@ def test_sizes_that_nobody_enforces_are_no_misfit(cluster: MemoryCluster) -> Non
     model = {"huggingFace": "Qwen/Qwen3-32B", "revision": "main"}
     [found] = misfits(run_of(**(small | {"model": model})), None, volumes=False) or ()
     assert found.reason == "MemoryTooSmall"
+
+
+def test_adapters_are_planned_by_their_rank_and_the_matrices_of_experts_that_are_named() -> None:
+    given = {"lora": {"rank": 8, "targetModules": ["q_proj", "up_proj", "down_proj"]}}
+    facts = run_facts(run_of(trainer=LARGE["trainer"] | {"settings": given}))
+    assert facts is not None
+    assert (facts.method, facts.adapters.rank, facts.adapters.of_expert) == ("LoRA", 8, 2)

@@ -24,7 +24,8 @@ from shoal_operator.children.islands import island_count, serves_lighthouse
 from shoal_operator.children.releases import Builder
 from shoal_operator.children.runner import runner_count
 from shoal_operator.children.site import Site, with_digests
-from shoal_operator.engine.cluster import CHILD_KINDS
+from shoal_operator.children.workloads import WITH_PODS, template_of
+from shoal_operator.engine.cluster import CHILD_KINDS, MAYBE_KINDS
 from shoal_operator.render import placeholder_identity, to_yaml
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -73,9 +74,9 @@ def test_children_are_as_in_the_golden_file(case: Path, request: pytest.FixtureR
 
 def pods(case: Path) -> list[tuple[str, dict[str, Any]]]:
     return [
-        (f"{made['kind']}/{made['metadata']['name']}", made["spec"]["template"]["spec"])
+        (f"{made['kind']}/{made['metadata']['name']}", template_of(made)["spec"])
         for made in build(case)
-        if "template" in made.get("spec", {})
+        if made["kind"] in WITH_PODS
     ]
 
 
@@ -111,7 +112,13 @@ def test_every_long_running_container_has_all_three_probes(pod: dict[str, Any]) 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_only_kinds_of_the_short_list_are_built(case: Path) -> None:
-    assert {made["kind"] for made in build(case)} <= {*CHILD_KINDS, "InferencePool", "RelayServer", "Validator"}
+    assert {made["kind"] for made in build(case)} <= {
+        *CHILD_KINDS,
+        *MAYBE_KINDS,
+        "InferencePool",
+        "RelayServer",
+        "Validator",
+    }
 
 
 def mounted_secrets(pod: dict[str, Any]) -> set[str]:
@@ -145,6 +152,8 @@ def test_a_pod_mounts_the_key_of_its_own_role_only_and_a_worker_none() -> None:
         "StatefulSet/sums-tracker": set(),
         "Deployment/sums-ui": {"sums-ui-token"},
         "StatefulSet/sums-fast": {"sums-fast-ticket"},
+        "StatefulSet/sums-wide": {"sums-wide-ticket"},
+        "LeaderWorkerSet/sums-wide": {"sums-wide-ticket"},
         "StatefulSet/sums-big": {"sums-big-ticket"},
     }
 
@@ -171,11 +180,11 @@ def test_a_worker_pod_sees_nothing_of_the_store_nor_of_the_orchestrator() -> Non
     assert "sums-store" not in text
 
 
-def test_another_relay_restarts_only_the_orchestrator() -> None:
+def test_another_relay_or_parts_of_leases_restart_only_the_orchestrator() -> None:
     manifest, observed = yaml.safe_load_all((GOLDEN / "trainingrun" / "running" / "in.yaml").read_text())
-    run, _ = check(manifest)
 
-    def hashes(relays: int) -> dict[str, str]:
+    def hashes(relays: int, **changes: object) -> dict[str, str]:
+        run, _ = check(manifest | {"spec": manifest["spec"] | changes})
         addresses = names.cluster_addresses("sums", "default", relays=relays)
         children = training_run_children(run, IDENTITY, ObservedRun(**observed), addresses)
         return {
@@ -186,8 +195,9 @@ def test_another_relay_restarts_only_the_orchestrator() -> None:
             if "template" in made.get("spec", {})
         }
 
-    two, three = hashes(2), hashes(3)
-    assert [name for name in two if two[name] != three[name]] == ["sums-orchestrator"]
+    two = hashes(2)
+    for changed in (hashes(3), hashes(2, rollouts={"handInEverySeconds": 60})):
+        assert [name for name in two if two[name] != changed[name]] == ["sums-orchestrator"]
 
 
 def built(kind: str, case: str) -> dict[str, dict[str, Any]]:

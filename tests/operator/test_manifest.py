@@ -11,10 +11,12 @@ from shoal.contracts.algorithm import Algorithm, Prime
 from shoal.contracts.recipe import Recipe
 from shoal_operator.api import KINDS, TrainingRun
 from shoal_operator.api.manifest import MAX_BYTES, ManifestError, broken_rules, load_manifest
-from shoal_operator.api.rules import RULES, Rule, holds
+from shoal_operator.api.rules import RULES, Rule, holds, variables
 
 EXAMPLES = sorted(
-    path for path in (Path(__file__).parents[2] / "examples").glob("*/*.yaml") if path.parent.name != "serving"
+    path
+    for path in (Path(__file__).parents[2] / "examples").glob("*/*.yaml")
+    if path.parent.name not in ("serving", "tenancy")
 )
 
 GOOD: dict[str, Any] = {
@@ -49,6 +51,12 @@ def changed(path: str, value: Any) -> dict[str, Any]:
     else:
         at[last] = value
     return manifest
+
+
+def with_mixture(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The good manifest's spec with this recipe, and a mixture of two sources in place of its tasks."""
+    sources = [{"name": name, "environment": name, "weight": 1} for name in ("math", "code")]
+    return {**GOOD["spec"], "tasks": {"mixture": sources}, "recipe": recipe}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.parent.name)
@@ -123,7 +131,7 @@ def test_a_number_may_be_written_as_kubernetes_reads_it(number: str) -> None:
         ("spec.inferencePool", {"replicas": 2},
          "spec.inferencePool: unknown key; allowed keys: mode, model, {...}; did you mean inferencePools?"),
         ("spec.relayServer.exposure", {"type": "Loadbalancer"},
-         'spec.relayServer.exposure.type: given "Loadbalancer"; allowed: one of ClusterIP, NodePort, LoadBalancer, Ingress; '
+         'spec.relayServer.exposure.type: given "Loadbalancer"; allowed: one of ClusterIP, NodePort, LoadBalancer, Ingress, Gateway; '
          "did you mean LoadBalancer?"),
         ("metadata.name", "Sums", 'metadata.name: given "Sums"; allowed: text, matching {...}'),
         ("metadata.nmae", "sums", "metadata.nmae: unknown key; allowed keys: name, {...}; did you mean name?"),
@@ -169,8 +177,8 @@ def test_a_document_that_is_not_a_manifest_is_refused_in_one_line(text: str, pro
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.model}-{rule.field or 'self'}")
 def test_every_rule_separates_its_good_example_from_its_bad_one(rule: Rule) -> None:
-    assert holds(rule, rule.good, rule.old)
-    assert not holds(rule, rule.bad, rule.old)
+    assert holds(rule, variables(rule.good, rule.old))
+    assert not holds(rule, variables(rule.bad, rule.old))
 
 
 def test_every_rule_belongs_to_a_model_that_a_manifest_has() -> None:
@@ -202,6 +210,14 @@ BROKEN = [
      "which has the defaults"),
     ("spec.recipe.algorithm", {"dapo": {"clipEpsilon": 0.3}},
      "spec.recipe.algorithm.dapo.clipEpsilonHigh: given 0.28; must be at least clipEpsilon (clip-higher, arXiv:2503.14476)"),
+    ("spec.recipe.sources", [{"name": "code", "lossWeight": 2.0}],
+     "spec.recipe.sources: given a list of 1; must name sources of tasks.mixture: give each the name of one, or add it there"),
+    ("spec", with_mixture({"sources": [{"name": "code", "algorithm": {}}]}),
+     "spec.recipe.sources[0].algorithm: must have exactly one of twoSidedGrpo, oneSidedGrpo, drGrpo, dapo, rloo, decoupledPpo, gspo, cispo, dppo, "
+     "such as `twoSidedGrpo: {}`, which has the defaults"),
+    ("spec", with_mixture({"mismatchCorrection": {"mask": {}}, "sources": [{"name": "code", "algorithm": {"rloo": {"importanceCap": 2.0}}}]}),
+     "spec.recipe.sources: given a list of 1; must not have an algorithm decoupledPpo or dppo, or importanceCap, beside mismatchCorrection: "
+     "tokens would be weighed twice"),
     ("spec.recipe.mismatchCorrection", {"truncate": {}, "icepop": {}},
      "spec.recipe.mismatchCorrection: must have at most one of truncate, mask, icepop: each of them weighs a token"),
     ("spec.recipe.mismatchCorrection", {},
@@ -227,14 +243,21 @@ BROKEN = [
     ("spec.inferencePools", [{"name": "runner"}],
      'spec.inferencePools[0].name: given "runner"; must not be the name of another part of the run'),
     ("spec.inferencePools", [{"engine": {"tensorParallelSize": 2}}],
-     "spec.inferencePools[0].engine.tensorParallelSize: given 2; must be at most gpu.count: "
-     "an engine spreads over the GPUs of its own pod"),
+     "spec.inferencePools[0].engine.tensorParallelSize: given 2; must be, times engine.pipelineParallelSize, at most gpu.count: "
+     "an engine spreads over the GPUs of its own pod, or over engine.hosts pods"),
+    ("spec.inferencePools", [{"engine": {"tensorParallelSize": 3, "hosts": 2}}],
+     "spec.inferencePools[0].engine.tensorParallelSize: given 3; must be, times engine.pipelineParallelSize, engine.hosts x gpu.count, "
+     "or engine.hosts without GPUs: "
+     "each pod of an engine has an equal share of it"),
+    ("spec.inferencePools", [{"engine": {"tensorParallelSize": 2, "hosts": 2}, "podTemplate": {"hostNetwork": True}}],
+     "spec.inferencePools[0].podTemplate.hostNetwork: given true; must not be true with engine.hosts: "
+     "vLLM's ranks believe whoever reaches them, and NetworkPolicies do not hold there"),
     ("spec.trainer.resources.limits", {"nvidia.com/gpu": 1},
      "spec.trainer.resources: must not name nvidia.com/gpu: gpu.count asks for GPUs"),
     ("spec.rollBack", {"toVersion": 3, "atStep": 2},
      "spec.rollBack.toVersion: given 3; must be at most atStep: later versions do not exist yet when that step begins"),
     ("spec.relayServer.exposure", {"type": "Ingress"},
-     "spec.relayServer.exposure.domain: missing; must be given with type Ingress, and only with it"),
+     "spec.relayServer.exposure.domain: missing; must be given with the types Ingress and Gateway, and only with them"),
 ]  # fmt: skip
 
 

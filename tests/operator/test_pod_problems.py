@@ -164,7 +164,30 @@ def test_a_pod_at_which_no_scheduler_looks_says_so() -> None:
     waits["metadata"]["creationTimestamp"] = BEFORE
     problem = pod_problem({**waits, "spec": {"schedulerName": "mine"}}, NOW)
     assert problem is not None
-    assert problem.text == "no scheduler has looked at it since 2026-11-21T11:59:00Z (schedulerName mine)"
+    assert problem.text == (
+        "no scheduler has looked at it since 2026-11-21T11:59:00Z (schedulerName mine): start that scheduler, or name another in"
+        " podTemplate.schedulerName"
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "remedied"),
+    [
+        ("0/3 nodes are available: 3 cannot allocate all claims.", True),
+        ("request gpu: device class gpu.example.com does not exist", True),
+        ('waiting for resourceclaim "nic" to be created', True),
+        ("0/3 nodes are available: 3 Insufficient memory.", False),
+    ],
+)
+def test_claims_of_devices_that_nobody_gives_are_said_with_the_remedy(message: str, *, remedied: bool) -> None:
+    waits = pod()
+    waits["status"]["conditions"] = [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    ]
+    problem = pod_problem(waits, NOW)
+    assert problem is not None
+    assert f"Unschedulable: {message}" in problem.text
+    assert ("the driver of the claims' DeviceClass" in problem.text) is remedied
 
 
 def test_a_failed_container_before_the_others_is_named() -> None:

@@ -77,3 +77,25 @@ def test_prepare_may_reach_a_hub_for_a_benchmark_that_lies_on_one(
     assert policy is not None
     assert (HTTPS in policy["spec"].get("egress", [])) == hub
     assert status(cluster)["phase"] == "Preparing"
+
+
+@pytest.mark.parametrize(
+    ("where", "ports"),
+    [
+        ({}, [443]),
+        ({"url": "http://wheels.example:8443/echoes.whl"}, [443, 8443]),
+        ({"path": "/shoal/data/echoes.whl"}, []),
+        ({"object": "packages/echoes.whl"}, []),
+    ],
+)
+def test_prepare_may_reach_an_index_for_packages_that_come_from_one(
+    cluster: MemoryCluster, where: dict[str, str], ports: list[int]
+) -> None:
+    package = {"package": "echoes", "version": "1.0", "sha256": "ab" * 32, **where}
+    put(cluster, tasks={"environment": "echoes", "packages": [package]})
+    cluster.settle()
+    policy = cluster.get("NetworkPolicy", "sums-prepare")
+    assert policy is not None
+    outward = [rule["ports"] for rule in policy["spec"].get("egress", []) if "to" not in rule]
+    assert outward == ([[{"protocol": "TCP", "port": port} for port in ports], *outward[1:]] if ports else [])
+    assert len(outward) == (2 if ports else 0), "names are asked for where something is"

@@ -12,13 +12,13 @@ from shoal.contracts.evaluation import EvaluationProgress
 from shoal.contracts.hub import HubCommit
 from shoal.contracts.proof_profile import ProofTerms
 from shoal.contracts.protocol import DatasetProgress, RunProgress
-from shoal.contracts.recipe import ProofThresholds
 from shoal.contracts.roster import ROLES
 from shoal.contracts.run import RunConfig
+from shoal.contracts.thresholds import ProofThresholds
 from shoal.crypto.keys import PrivateKey
 from shoal_operator.children.names import selector
 from shoal_operator.engine.cluster import ClusterError
-from shoal_operator.reconcile import reconcile, reconcile_all
+from shoal_operator.reconcile import reconcile
 
 # Order of creation.
 
@@ -128,7 +128,7 @@ def test_a_second_reconcile_writes_nothing(cluster: MemoryCluster) -> None:
     running(cluster)
     before = len(cluster.writes), cluster.status_writes
     for _ in range(3):
-        reconcile_all(cluster)
+        cluster.reconcile_all()
     assert (len(cluster.writes), cluster.status_writes) == before
 
 
@@ -241,7 +241,17 @@ def test_figures_come_from_the_orchestrator(cluster: MemoryCluster) -> None:
     assert (found["step"], found["policyVersion"], found["accepted"], found["rejected"]) == (2, 2, 11, 2)
     assert (found["reward"], found["gradientNorm"], found["policyLag"]) == (0.625, 0.3, 1.5)
     assert found["clipRatio"] == pytest.approx(0.03)
-    assert found["etaSeconds"] == 41.0  # two steps left, the last one took 20.5 s
+    # Two steps left, the last one took 20.5 s.
+    assert (found["etaSeconds"], found["eta"]) == (41.0, "41 s")
+
+
+def test_the_time_that_is_left_is_also_said_for_people(cluster: MemoryCluster) -> None:
+    running(cluster)
+    began = samples.METRICS.started_unix
+    last = samples.METRICS.model_copy(update={"run": "sums", "step": 1, "finished_unix": began + 6_000.0})
+    at_version(cluster, 2, last_step=last)
+    cluster.settle()
+    assert (status(cluster)["etaSeconds"], status(cluster)["eta"]) == (12_000.0, "3 h 20 min")
 
 
 def test_thresholds_of_proofs_and_their_error_rates_are_shown(cluster: MemoryCluster) -> None:
@@ -285,7 +295,7 @@ def test_nobody_is_told_that_a_run_is_well_while_nothing_is_known_of_it(cluster:
     assert "sums-orchestrator does not say how far the run is" in said(cluster, "Ready")["message"]
     at_version(cluster, 2)
     cluster.objects.mark_deleted("PersistentVolumeClaim", "sums-store", "2026-11-21T00:00:00Z")
-    reconcile_all(cluster)
+    cluster.reconcile_all()
     assert (said(cluster, "Ready")["status"], said(cluster, "Ready")["reason"]) == ("Unknown", "StoreTerminating")
 
 

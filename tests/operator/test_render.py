@@ -9,7 +9,6 @@ from memory_cluster import MemoryCluster
 
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.manifest import load_manifest
-from shoal_operator.reconcile import reconcile_all
 from shoal_operator.render import render, to_yaml
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "arithmetic" / "trainingrun.yaml"
@@ -29,7 +28,7 @@ def keys(objects: list[dict[str, Any]]) -> set[str]:
 def test_what_is_rendered_is_what_reconcile_applies(run: TrainingRun, tmp_path: Path) -> None:
     cluster = MemoryCluster(tmp_path)
     cluster.objects.apply(run.model_dump(mode="json", by_alias=True, exclude_none=True))
-    reconcile_all(cluster)
+    cluster.reconcile_all()
     cluster.job_ends("arithmetic-prepare", "Complete")
     cluster.settle()
     records = {key for key in cluster.writes if key.startswith("Secret/") and key.endswith("-release")}
@@ -37,6 +36,20 @@ def test_what_is_rendered_is_what_reconcile_applies(run: TrainingRun, tmp_path: 
         "of the run, its relays, validator and pool: what the operator remembers, no part of a manifest"
     )
     assert keys(render(run)) == set(cluster.writes) - records
+
+
+def test_claims_that_the_operator_makes_for_groups_are_among_what_is_rendered(run: TrainingRun) -> None:
+    [pool] = run.spec.inference_pools
+    engine = pool.engine.model_copy(update={"hosts": 2, "tensor_parallel_size": 2})
+    grouped = pool.model_copy(update={"engine": engine, "hosts_by": "LeaderWorkerSet", "replicas": 1})
+    changed = run.model_copy(update={"spec": run.spec.model_copy(update={"inference_pools": [grouped]})})
+    claims = {key for key in keys(render(changed)) if key.startswith("PersistentVolumeClaim/")}
+    of_pods = {
+        f"PersistentVolumeClaim/{volume}-arithmetic-{pool.name}-0{more}"
+        for volume in ("key", "weights")
+        for more in ("", "-1")
+    }
+    assert of_pods <= claims
 
 
 def test_the_output_is_one_yaml_stream_that_reads_back(run: TrainingRun) -> None:

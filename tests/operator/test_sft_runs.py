@@ -10,6 +10,7 @@ from run_story import holds, neighbour, prepared, put, replicas, running, said, 
 from samples import METRICS
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import RunConfig
+from shoal_operator.api.rules import AZURE_EXAMPLE, GCS_EXAMPLE
 from shoal_operator.local.neighbours import Neighbours
 from shoal_operator.local.objects import Objects
 from shoal_operator.reconcile import reconcile
@@ -72,9 +73,6 @@ def test_it_is_ready_with_the_parts_that_it_has_and_complete_with_its_last_versi
 
 # Runs that build on others.
 
-WORKLOAD = {"serviceAccount": "store", "tenantId": "example.org", "clientId": f"{'0' * 8}-0000-0000-0000-{'0' * 12}"}
-AZURE = {"account": "research", "container": "rollouts", "workloadIdentity": WORKLOAD}
-
 
 @pytest.mark.parametrize(
     ("other", "text"),
@@ -85,13 +83,14 @@ AZURE = {"account": "research", "container": "rollouts", "workloadIdentity": WOR
         ({"suspend": True}, "which is suspended: set its spec.suspend to false"),
         ({"conditions": ["Complete"], "steps": 8}, "which is not complete yet"),
         ({"conditions": ["Complete"], "storage": {"prefix": "else"}}, "whose spec.storage differs"),
-        ({"conditions": ["Complete"], "storage": {"azure": AZURE}}, "the same prefix and s3 or azure"),
+        ({"conditions": ["Complete"], "storage": {"azure": AZURE_EXAMPLE}}, "the same prefix and s3, azure or gcs"),
+        ({"conditions": ["Complete"], "storage": {"gcs": GCS_EXAMPLE}}, "the same prefix and s3, azure or gcs"),
         (
             {"conditions": ["Complete"], "mode": "Generate", "steps": None},
             "whose mode is Generate, which trains no model; allowed: Train, SFT",
         ),
     ],
-    ids=["absent", "running", "failed", "suspended", "more steps", "other storage", "Azure", "other mode"],
+    ids=["absent", "running", "failed", "suspended", "more steps", "other storage", "Azure", "Google", "other mode"],
 )
 def test_a_run_waits_for_the_run_whose_model_it_begins_with(
     cluster: MemoryCluster, other: dict[str, Any] | None, text: str

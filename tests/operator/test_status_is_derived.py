@@ -7,6 +7,8 @@ import pytest
 from memory_cluster import MemoryCluster
 from run_story import at_version, holds, put, running, said, status
 
+from shoal_operator.api.training_run import TrainingRunStatus
+from shoal_operator.engine.last_heard import LastHeard
 from shoal_operator.reconcile import reconcile
 from shoal_operator.reconcile.decisions import rfc3339
 
@@ -100,3 +102,73 @@ def test_figures_that_the_orchestrator_does_not_say_are_not_kept(cluster: Memory
     cluster.settle()
     assert not {"reward", "bestVersion"} & set(status(cluster))
     assert status(cluster)["step"] == 1
+
+
+HEARD = {
+    "step", "policyVersion", "reward", "gradientNorm", "clipRatio", "policyLag", "epoch", "loss", "heldOutLoss", "groupsKept", "groupsDropped",
+    "dataset", "answers", "revisions", "bestVersion", "bestScore", "scores", "accepted", "rejected", "slashed", "nodes", "etaSeconds", "eta",
+    "islands", "proofs",
+}  # fmt: skip
+"""What an orchestrator says. A silent one's is what this process heard last."""
+DERIVED = {
+    "observedGeneration", "release", "phase", "endpoint", "runPublicKey", "islandPublicKey", "lighthouse", "keys", "components",
+}  # fmt: skip
+HELD = {"startTime", "completionTime", "lastProgressTime", "trainer", "conditions"}
+"""Remembered between the times and Jobs that there are: the tests above and tests of conditions and of times."""
+RECORD = {"lastFailures"}
+"""Kept as it was read once: the pods that it is of are gone."""
+SCHEMA = TrainingRunStatus.model_json_schema(by_alias=True)
+
+
+def absurd(schema: dict[str, Any]) -> Any:
+    """A value that the schema allows and that nobody would say."""
+    if "$ref" in schema:
+        return absurd(SCHEMA["$defs"][schema["$ref"].rsplit("/", 1)[-1]])
+    if "anyOf" in schema:
+        return absurd(schema["anyOf"][0])
+    if "enum" in schema:
+        return schema["enum"][-1]
+    if schema["type"] == "object":
+        return {name: absurd(each) for name, each in schema["properties"].items()}
+    if schema["type"] == "array":
+        return [absurd(schema["items"])]
+    return {"string": "somebody", "boolean": True}.get(schema["type"], min(987654, schema.get("maximum", 987654)))
+
+
+def test_every_field_of_the_status_has_a_kind() -> None:
+    kinds = [HEARD, DERIVED, HELD, RECORD]
+    assert set(SCHEMA["properties"]) == set.union(*kinds)
+    assert sum(map(len, kinds)) == len(set.union(*kinds))
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["answers", "silent"])
+@pytest.mark.parametrize("field", sorted(HEARD | DERIVED))
+def test_what_somebody_wrote_into_a_field_does_not_stand(cluster: MemoryCluster, field: str, answers: bool) -> None:
+    running(cluster, version=1)
+    if not answers:
+        cluster.progress = None
+        cluster.settle()
+    before = status(cluster)
+    lie = absurd(SCHEMA["properties"][field])
+    assert lie != before.get(field)
+    write_over(cluster, **{field: lie})
+    cluster.settle()
+    assert status(cluster) == before
+
+
+def test_a_restart_with_a_silent_orchestrator_writes_nothing_and_says_no_number_that_nobody_said(
+    cluster: MemoryCluster,
+) -> None:
+    running(cluster, version=1)
+    cluster.progress = None
+    cluster.settle()
+    cluster.heard, written = LastHeard(), cluster.status_writes
+    cluster.settle()
+    assert cluster.status_writes == written
+    write_over(cluster, policyVersion=987654)
+    cluster.settle()
+    assert said(cluster, "Complete")["message"] == "nobody says how many of 4 policy versions are announced"
+    assert said(cluster, "Ready")["status"] == "Unknown"
+    at_version(cluster, 1)
+    cluster.settle()
+    assert status(cluster)["policyVersion"] == 1

@@ -426,3 +426,19 @@ def test_claims_of_pods_are_kept_as_the_pool_says(cluster: MemoryCluster) -> Non
     }
     assert found["sums-pool"] == {"whenDeleted": "Retain", "whenScaled": "Delete"}
     assert found["sums-relay"] == {"whenDeleted": "Delete", "whenScaled": "Retain"}
+
+
+def test_pods_of_a_pool_share_a_claim_of_the_admins_and_ask_for_no_volume_of_versions(cluster: MemoryCluster) -> None:
+    put(cluster, inferencePools=[{"name": "pool", "replicas": 4, "weightsClaim": "node-a-weights"}])
+    running(cluster)
+    made = cluster.get("StatefulSet", "sums-pool")
+    assert made is not None
+    assert [each["metadata"]["name"] for each in made["spec"]["volumeClaimTemplates"]] == ["key"]
+    pod = made["spec"]["template"]["spec"]
+    [shared] = [each for each in pod["volumes"] if each["name"] == "weights"]
+    assert shared == {"name": "weights", "persistentVolumeClaim": {"claimName": "node-a-weights"}}
+    holders = [each["name"] for each in pod["containers"] if any(m["name"] == "weights" for m in each["volumeMounts"])]
+    assert holders == ["fetch", "worker"]
+    run = cluster.get("TrainingRun", "sums")
+    assert run is not None
+    assert not any("weights" in each.what for each in wishes(TrainingRun.model_validate(run)))

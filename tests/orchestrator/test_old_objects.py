@@ -10,8 +10,8 @@ from protocol_stack import verdict_on
 from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
-from shoal.contracts.recipe import Retention, StorageSpec
 from shoal.contracts.signed import sign
+from shoal.contracts.storage import Retention, StorageSpec
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.retention import YOUNG_SECONDS, OldObjects
 from shoal.orchestrator.verdicts.verdicts import expire, record_verdict

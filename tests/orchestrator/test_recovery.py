@@ -16,9 +16,10 @@ from protocol_stack import NEEDED, Node, Stack, ledger, post, verdict_on
 from run_states import Orchestrator
 from servers import Redis, wait_until
 from shoal.contracts import keys
-from shoal.contracts.protocol import RunProgress
+from shoal.contracts.protocol import RunProgress, ValidationJob
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import StepBatch
+from shoal.contracts.verdicts import Verdict
 from shoal.crypto.canonical import document_digest
 from shoal.crypto.keys import PrivateKey
 from shoal.ledger.chain import BrokenChain
@@ -31,6 +32,7 @@ from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.verdicts import verdicts
 from shoal.orchestrator.verdicts.verdicts import expire
 from shoal.orchestrator.work.open_work import open_step
+from shoal.storage import ObjectInfo
 from shoal.storage.store import open_folder
 from shoal.transport import SignedClient
 from shoal.transport.redis_access import RedisNonces, connect_async
@@ -160,12 +162,16 @@ def test_the_store_away_for_some_seconds_only_costs_time(new_stack: Callable[...
         uploaded, receipt = handed_in.result(timeout=40)
     assert (uploaded.status_code, receipt.status) == (204, "queued")
     assert stack.progress().files_pending == 1
+    log = (stack.folder / "orchestrator" / "log").read_bytes()
+    assert log.count(b"rebuilt the state") == 1, "at its start, and not for one request that failed"
 
 
-def submit_and_settle(run: Orchestrator, node: str) -> None:
+def submit_and_settle(
+    run: Orchestrator, node: str, verdict_of: Callable[[ValidationJob], Verdict] = verdict_on
+) -> None:
     """The writes that matter: a submission, its acceptance, and the seal of the step."""
     run.hand_in(node)
-    run.judge(verdict_on(run.claimed()))
+    run.judge(verdict_of(run.claimed()))
 
 
 def count_writes(tmp_path: Path, redis_url: str) -> int:
@@ -208,7 +214,7 @@ def test_killed_at_any_write_nothing_is_lost_or_counted_twice(tmp_path: Path, re
             check_books(run)
 
 
-def finish(run: Orchestrator, node: str) -> None:
+def finish(run: Orchestrator, node: str, verdict_of: Callable[[ValidationJob], Verdict] = verdict_on) -> None:
     """What node and validator do by themselves: hand in again what was not confirmed, and check what waits."""
     if open_step(run.state) == 0:
         open_leases = [record.lease for record in run.state.leases.all() if record.lease.node == node]
@@ -217,10 +223,10 @@ def finish(run: Orchestrator, node: str) -> None:
         elif all(record.status == "open" for record in run.state.leases.all() if record.lease.node == node):
             run.confirm(open_leases[0], run.upload(open_leases[0]))
     while (job := run.claim()) is not None:
-        run.judge(verdict_on(job))
+        run.judge(verdict_of(job))
     run.clock.now += 2  # a claim of the killed time ends
     while (job := run.claim()) is not None:
-        run.judge(verdict_on(job))
+        run.judge(verdict_of(job))
 
 
 def check_books(run: Orchestrator) -> None:
@@ -342,6 +348,30 @@ def writers_reader(writer: LedgerWriter) -> LedgerWriter:
     return reader
 
 
+def test_entries_that_a_list_lacks_are_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder is listed in no order: what another orchestrator writes meanwhile may be missing before a later entry."""
+    writer = writers(tmp_path, 1)[0]
+    for step in range(4):
+        writer.append(fact("beacon-committed", step=step, digest="b" * 64))
+    whole = writer.store.list
+
+    def with_a_gap(prefix: str) -> list[ObjectInfo]:
+        return [info for info in whole(prefix) if info.key not in (keys.ledger_entry(0), keys.ledger_entry(2))]
+
+    monkeypatch.setattr(writer.store, "list", with_a_gap)
+    reader = LedgerWriter(writer.store, "tiny", writer.key)
+    reader.load()
+    assert reader.view.head == writer.view.head
+
+
+def test_a_list_with_what_is_no_entry_is_refused_by_name(tmp_path: Path) -> None:
+    writer = writers(tmp_path, 1)[0]
+    writer.append(fact("beacon-committed", step=0, digest="b" * 64))
+    writer.store.put(f"{keys.LEDGER}1.json", b"{}")
+    with pytest.raises(BrokenChain, match=r"ledger/1\.json is no entry of a ledger: move it away"):
+        LedgerWriter(writer.store, "tiny", writer.key).load()
+
+
 def test_a_changed_entry_breaks_the_chain(tmp_path: Path) -> None:
     writer = writers(tmp_path, 1)[0]
     store, key = writer.store, writer.key
@@ -356,5 +386,5 @@ def test_a_changed_entry_breaks_the_chain(tmp_path: Path) -> None:
     with pytest.raises(BrokenChain, match="ledger entry 1 is not one that this run's orchestrator signed"):
         LedgerWriter(store, "tiny", key).load()
     store.delete(keys.ledger_entry(1))
-    with pytest.raises(BrokenChain, match="ledger entry 2 of run 'tiny' does not follow entry 0"):
+    with pytest.raises(BrokenChain, match="ledger entry 1 is not there, and later ones are"):
         LedgerWriter(store, "tiny", key).load()

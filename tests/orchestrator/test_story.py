@@ -2,8 +2,11 @@
 
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
 
-from protocol_stack import NEEDED, Node, Stack, fill_step, ledger
+import pytest
+
+from protocol_stack import NEEDED, PACKAGE, WHEEL, Node, Stack, fill_step, ledger
 from servers import structured_lines
 from shoal.contracts import keys
 from shoal.contracts.relay_token import decode
@@ -12,7 +15,10 @@ from shoal.contracts.signed import Signed
 from shoal.contracts.steps import StepBatch
 from shoal.contracts.task_table import read_tasks
 from shoal.contracts.verdicts import Verdict
+from shoal.orchestrator.http import service
 from shoal.sampling.draw import beacon_commitment, draw_submission
+from shoal.storage.store import open_folder
+from shoal.transport.client import Refused
 
 
 def test_a_run_goes_from_the_first_invite_to_the_last_version(new_stack: Callable[..., Stack]) -> None:
@@ -82,3 +88,26 @@ def test_a_member_learns_the_run_its_tasks_and_gets_a_relay_token(stack: Stack) 
     assert reply.relays == stack.addresses.relays
     token = decode(reply.relay_token or "", signer=stack.role_keys["orchestrator"].public, run="tiny", now_unix=0)
     assert token.node == node.id
+
+
+def test_no_request_for_a_package_holds_it_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "PACKAGE_PART_BYTES", 5)
+    store = open_folder(tmp_path, "run")
+    store.put(keys.package(PACKAGE.sha256), WHEEL)
+    parts = list(service.package_parts(store, PACKAGE.sha256, 0, len(WHEEL)))
+    assert b"".join(parts) == WHEEL
+    assert max(map(len, parts)) == 5
+
+
+def test_a_member_gets_the_packages_of_the_run_by_digest_and_nothing_else(stack: Stack) -> None:
+    node = Node(stack).join()
+    public = node.orchestrator.call("GET", "/v1/public", reply=PublicRun)
+    assert public is not None
+    assert public.packages == [PACKAGE]
+    assert node.orchestrator.request("GET", f"/v1/packages?digest={PACKAGE.sha256}").content == WHEEL
+    for other in (f"?digest={'ab' * 32}", "", "?digest=../prepared.json"):
+        with pytest.raises(Refused, match="digest is not that of a package of the run") as refused:
+            node.orchestrator.request("GET", f"/v1/packages{other}")
+        assert refused.value.code == "no-such-package"
+    with pytest.raises(Refused):
+        Node(stack).orchestrator.request("GET", f"/v1/packages?digest={PACKAGE.sha256}")

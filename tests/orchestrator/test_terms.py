@@ -9,8 +9,9 @@ from protocol_stack import config, ledger, new_role_keys
 from run_states import Clock, Orchestrator
 from servers import Redis
 from shoal.contracts.pools import Admission, PoolTerms
-from shoal.contracts.recipe import Recipe, Validation
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.run import Addresses, RunConfig
+from shoal.contracts.validation import Validation
 from shoal.crypto.canonical import document_digest
 from shoal.crypto.keys import PrivateKey
 from shoal.ledger.facts import recipe_digest
@@ -188,6 +189,21 @@ def test_each_of_the_terms_is_one(store: Store, changes: dict[str, object]) -> N
     Process(store, configured(), clock)
     Process(store, configured(**changes), clock)
     assert [entry.kind for entry in ledger(store)] == ["run-declared", "terms-changed"]
+
+
+def test_what_sources_are_learnt_by_is_a_term(store: Store) -> None:
+    def learning(weight: float) -> RunConfig:
+        return configured(recipe=Recipe(sources=[{"name": "code", "algorithm": {"gspo": {}}, "loss_weight": weight}]))
+
+    clock = Clock()
+    Process(store, learning(1.0), clock)
+    clock.now += DAY
+    Process(store, learning(2.0), clock)
+    first, second = (entry.terms for entry in ledger(store))
+    assert first is not None
+    assert second is not None
+    assert first.recipe_digest
+    assert second.recipe_digest not in (None, first.recipe_digest)
 
 
 def test_a_recipes_schedules_and_its_own_objective_are_terms(store: Store) -> None:

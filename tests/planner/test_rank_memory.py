@@ -11,8 +11,8 @@ from benchmarks.trainer.rank_memory import CASES, QWEN3_32B, Case
 from transformers import DeepseekV3Config
 
 from servers import ROOT
-from shoal.contracts.recipe import Offload
-from shoal.planner.memory import MemoryPart, OnHost, total, trainer_rank
+from shoal.contracts.trainer import Offload
+from shoal.planner.memory import Adapters, MemoryPart, OnHost, state_bytes, total, trained_parameters, trainer_rank
 from shoal.planner.model_shape import shape_of_config
 
 MOST_ERROR = 0.10
@@ -114,3 +114,26 @@ def test_where_tokens_travel_no_rank_has_room_for_the_experts_of_a_layer() -> No
     assert alone[0] == alone[1]
     on_host = OnHost(reference=True)
     assert total(trainer_rank(shape, 256, 32_768, "Full", on_host=on_host, tokens_travel=True)) > stay
+
+
+def test_adapters_of_experts_are_counted_by_rank_and_names_and_lie_where_experts_lie() -> None:
+    """DeepSeek-V3 at rank 16 on 256 ranks: 123 GB with layers gathered, 87 GB where tokens travel; states of 81 GB (ADR 0126)."""
+    shape = shape_of_config(DeepseekV3Config().to_dict())
+    of_experts = 58 * 256 * 16 * 3 * (7168 + 2048)
+    counted = trained_parameters(shape.parameters, "LoRA", Adapters(), shape)
+    assert of_experts < counted < 1.03 * of_experts
+    assert state_bytes(counted) == pytest.approx(81e9, rel=0.01)
+    one_name = trained_parameters(shape.parameters, "LoRA", Adapters(32, 1), shape)
+    assert one_name == pytest.approx(2 / 3 * of_experts + 2 * (counted - of_experts), rel=1e-6)
+    gathered, stay = (
+        total(trainer_rank(shape, 256, 32_768, "LoRA", reference=False, tokens_travel=each)) for each in (False, True)
+    )
+    assert (gathered / 1e9, stay / 1e9) == pytest.approx((123, 87), abs=1)
+    attention = [
+        total(trainer_rank(shape, 256, 32_768, "LoRA", reference=False, tokens_travel=each, adapters=Adapters(16, 0)))
+        for each in (False, True)
+    ]
+    # A rank has a share of them with moments, 12 bytes each. Two layers are gathered in bfloat16, and the gradients of one are on their way.
+    of_layer = of_experts / 61
+    saved = gathered - attention[0], stay - attention[1]
+    assert saved == pytest.approx((12 * of_experts / 256 + 10 * of_layer, 12 * of_experts / 256), rel=0.1)

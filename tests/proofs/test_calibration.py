@@ -12,7 +12,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from shoal.contracts.proof_profile import DRAWN_GAPS, ProofProfile
-from shoal.contracts.recipe import DrawnGaps, ProofThresholds
+from shoal.contracts.thresholds import DrawnGaps, ProofThresholds
 from shoal.models.rounded import round_in_place
 from shoal.proofs import CannotCalibrate, forgeries
 from shoal.proofs.calibration import (

@@ -18,8 +18,8 @@ from tiny_world import RUN, STEPS, World
 
 from changed_keys import RunKeys
 from shoal.contracts import keys
-from shoal.contracts.recipe import Retention
 from shoal.contracts.run import RunConfig
+from shoal.contracts.storage import Retention
 from shoal.contracts.trust import HeldKeys
 from shoal.errors import InputWrong
 from shoal.ledger.entries import KeysChanged

@@ -9,8 +9,8 @@ from tampering import Copy, first
 from tiny_world import ENVIRONMENT, STEPS, TASKS, World
 
 from servers import Redis
-from shoal.contracts.recipe import Curriculum, PoolWeights, TaskSource
 from shoal.contracts.rollouts import Rollout
+from shoal.contracts.task_source import Curriculum, PoolWeights, TaskSource
 from shoal.environments.prompts import prompt_tokens
 from shoal.sampling.curriculum import POOLS
 

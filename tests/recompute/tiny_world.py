@@ -23,20 +23,12 @@ from shoal import environments, telemetry
 from shoal.broadcast.publishing import copy_to_store, cut_into
 from shoal.broadcast.tree import Tree
 from shoal.contracts import keys
+from shoal.contracts.completions import LengthReward, Sampling
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks, BenchmarkTerms, EvaluationSettings
+from shoal.contracts.model_source import GeneratedModel, ModelSource
 from shoal.contracts.pools import PoolTerms
 from shoal.contracts.protocol import Lease, LeaseRequest, SubmissionNotice, UploadRequest, ValidationJob
-from shoal.contracts.recipe import (
-    GeneratedModel,
-    LengthReward,
-    ModelSource,
-    ProofThresholds,
-    Recipe,
-    Sampling,
-    StorageSpec,
-    TaskSource,
-    Validation,
-)
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.rollouts import (
     SEGMENT_TOKENS,
     Rollout,
@@ -49,8 +41,12 @@ from shoal.contracts.roster import ROLES, Roster
 from shoal.contracts.run import Addresses, Prepared, RunConfig
 from shoal.contracts.settings import Rollouts
 from shoal.contracts.signed import sign
+from shoal.contracts.storage import StorageSpec
+from shoal.contracts.task_source import TaskSource
 from shoal.contracts.task_table import write_tasks
 from shoal.contracts.tasks import tasks_digest
+from shoal.contracts.thresholds import ProofThresholds
+from shoal.contracts.validation import Validation
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.work import draw
 from shoal.crypto.keys import PrivateKey

@@ -9,7 +9,7 @@ import samples
 from shoal.collection.dataset import DatasetState
 from shoal.contracts.admin import LogsTicket, NodeList, NodeView, ReasonRequest
 from shoal.contracts.algorithm import Algorithm, Clip, Dapo, Prime, VinePpo
-from shoal.contracts.answers import AnswerSample, FileAnswers, LearningProgress
+from shoal.contracts.answers import AnswerSample, FileAnswers, LearningProgress, TurnFaults
 from shoal.contracts.base import Contract
 from shoal.contracts.compute import Compute
 from shoal.contracts.dataset_card import DatasetCard, DatasetFile
@@ -21,6 +21,7 @@ from shoal.contracts.evaluation import (
     EvaluationProgress,
     EvaluationSettings,
 )
+from shoal.contracts.failures import RollBack
 from shoal.contracts.filtering import FilterReport
 from shoal.contracts.final_model import FinalModel, ModelOrigin
 from shoal.contracts.hub import HubCommit
@@ -37,7 +38,9 @@ from shoal.contracts.islands import (
 )
 from shoal.contracts.machine import Lending, OwnersRequest
 from shoal.contracts.mixture import SourceTerms
+from shoal.contracts.model_source import ModelSource
 from shoal.contracts.muon import MuonSettings
+from shoal.contracts.packages import EnvironmentPackage, PinnedPackage
 from shoal.contracts.pools import Admission, CodeClaim, EngineSettings, PoolTerms, Requirements
 from shoal.contracts.programs import ProgramCall, ProgramLimits, ProgramOutcome, ProgramRequest
 from shoal.contracts.prompts import PromptSettings
@@ -80,30 +83,7 @@ from shoal.contracts.protocol import (
     ValidationJob,
     VersionAnnouncement,
 )
-from shoal.contracts.recipe import (
-    AzureStorage,
-    AzureWorkload,
-    Curriculum,
-    DrawnGaps,
-    FileMean,
-    Lora,
-    MixtureSource,
-    ModelSource,
-    OfflineFilter,
-    Offload,
-    OverlongShaping,
-    PoolWeights,
-    ProofThresholds,
-    Recipe,
-    Retention,
-    RollBack,
-    S3Storage,
-    StorageSpec,
-    TaskSource,
-    TrainerSettings,
-    Validation,
-    WorkloadIdentity,
-)
+from shoal.contracts.recipe import OverlongShaping, Recipe
 from shoal.contracts.relays import RelayConfig
 from shoal.contracts.roster import KeyChange, Roster
 from shoal.contracts.routes import RouteShape
@@ -124,10 +104,24 @@ from shoal.contracts.settings import Rollouts
 from shoal.contracts.sft import SftDataset, SftManifest, SftSettings, SftShard
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import BatchFile, Beacon, SourceGroups, StepBatch, StepMetrics, TypeMeans
+from shoal.contracts.storage import (
+    AzureStorage,
+    AzureWorkload,
+    GcsStorage,
+    GcsWorkload,
+    Retention,
+    S3Storage,
+    StorageSpec,
+    WorkloadIdentity,
+)
+from shoal.contracts.task_source import Curriculum, MixtureSource, OfflineFilter, PoolWeights, TaskSource
 from shoal.contracts.tasks import ChatMessage, JudgedTasks, RefusedTasks, Task, TaskReport
+from shoal.contracts.thresholds import DrawnGaps, FileMean, ProofThresholds
 from shoal.contracts.trackers import TensorBoardTracker, Trackers, TrackioTracker, WandbTracker
+from shoal.contracts.trainer import Lora, Offload, TrainerSettings
 from shoal.contracts.trust import KeysNotice, PastWork
 from shoal.contracts.uplink import UplinkRequest, UplinkResult, UplinkTest
+from shoal.contracts.validation import Validation
 from shoal.contracts.verdicts import UNSCORED, Opinion, RowReward, ValidatorCard, Verdict
 from shoal.contracts.weights import DeltaBase, ShardDescriptor, VersionIndex, VersionOpen, WeightsManifest
 from shoal.contracts.work import LeasePart
@@ -144,6 +138,7 @@ from shoal.orchestrator.verdicts.queue import Job, OpinionNote
 from shoal.orchestrator.work.records import DrawnBy, LeaseRecord, SubmissionRecord
 from shoal.recompute.record import AuditFinding, AuditRecord, AuditTerms
 from shoal.report.records import SampleRecord, SessionRecord
+from shoal.storage.checkpoint_files import AssembledShards
 from shoal.training.stability import History, Incident, Point
 from shoal.training.state import MadeVersion, SealedState
 from shoal.training.state_files import StateIndex, StateRows
@@ -245,6 +240,7 @@ ENTRIES: dict[str, Signed[LedgerEntry]] = {
     "ledger-accepted-without-rows": entry(
         "accepted", **FILE, tokens=4, groups=2, signal_groups=1, compute=sample(Compute), left_out=[3], looked_at=2
     ),
+    "ledger-accepted-claimed": entry("accepted", **FILE, tokens=4, groups=2, signal_groups=1, claimed_rows=3),
     "ledger-accepted-evaluation": entry("accepted", **{**FILE, "step": 1_000_024}, tokens=4, groups=1),
     "ledger-rejected": entry("rejected", **FILE, detail="sampling: row 3: prompt_index is 9, drawn is 11"),
     "ledger-dataset-published": entry("dataset-published", digest=DIGEST, detail="traces"),
@@ -256,6 +252,7 @@ WITHOUT_A_ROW = sample(Verdict).model_copy(
     update={"rewards": [*sample(Verdict).rewards[:-1], UNSCORED], "left_out": [len(sample(Verdict).rewards) - 1]}
 )
 ROUTES = RouteShape(layers=48, choices=8, experts=128)
+PINNED = PinnedPackage(package="echoes", version="1.0", sha256=DIGEST, size_bytes=4096)
 DOCUMENTS: dict[str, Contract] = {
     "hardware": sample(Hardware),
     "hardware-gpu-memory": sample(Hardware).model_copy(update={"gpu_memory_bytes": 81559 << 20}),
@@ -271,6 +268,7 @@ DOCUMENTS: dict[str, Contract] = {
     "step-metrics-mixed": sample(StepMetrics).model_copy(
         update={"by_task_type": {"math": TypeMeans(groups=2, rows=8, task_reward=0.5, reward=0.25, completion_length_mean=7.5)}}
     ),
+    "assembled-shards": AssembledShards(open=sample(VersionOpen), sha256=[DIGEST]),
     "version-open": sample(VersionOpen),
     "public-run": sample(PublicRun),
     "trackers": Trackers(
@@ -426,6 +424,19 @@ DOCUMENTS: dict[str, Contract] = {
     "prepared-routes": sample(Prepared).model_copy(update={"routes": ROUTES}),
     "route-shape": ROUTES,
     "run-config-router-replay": samples.run_config(recipe=Recipe(router_replay="Replay")),
+    "run-config-credit": samples.run_config(recipe=Recipe(credit="Turn")),
+    "verdict-turns": sample(Verdict).model_copy(
+        update={"rewards": [RowReward(task_reward=0.5, length_penalty=0.0, reward=0.5, turns=(0.75, -0.25))]}
+    ),
+    "verdict-turn-faults": sample(Verdict).model_copy(
+        update={
+            "answers": ANSWERS.model_copy(
+                update={"turn_faults": TurnFaults(environment="by-turn", rows=3, first="row 0: 1 turns have a reward, and the episode has 2")}
+            )
+        }
+    ),
+    "verdict-claimed": sample(Verdict).model_copy(update={"claimed_rows": 1}),
+    "prepared-claimed": sample(Prepared).model_copy(update={"rewards_claimed": True}),
     "step-metrics-routes": sample(StepMetrics).model_copy(update={"router_replay_mismatch": 0.015625}),
     "public-run-sampler": sample(PublicRun).model_copy(update={"sampler": "gumbel-murmur3-1"}),
     "drawn-gaps-outliers": DrawnGaps(share=0.001, mean=5e-5, deviation=0.002, largest=0.05, outliers=2.5e-5),
@@ -453,6 +464,14 @@ DOCUMENTS: dict[str, Contract] = {
     "run-config-context-parallel": samples.run_config(trainer=TrainerSettings(context_parallel=8)),
     "run-config-expert-parallel": samples.run_config(trainer=TrainerSettings(expert_parallel="Tokens")),
     "run-config-cispo": samples.run_config(recipe=Recipe(algorithm={"cispo": {}}, mismatch_correction={"truncate": {}})),
+    "run-config-sources": samples.run_config(
+        recipe=Recipe(
+            sources=[
+                {"name": "sums", "algorithm": {"gspo": {}}, "loss_weight": 2.0},
+                {"name": "programs", "loss_weight": 0.5},
+            ]
+        )
+    ),
     "run-config-dppo": samples.run_config(recipe=Recipe(algorithm={"dppo": {}})),
     "run-config-custom": samples.run_config(
         recipe=Recipe(algorithm={"custom": {"path": "lab.objectives:OURS", "sha256": "ab" * 32}})
@@ -474,6 +493,16 @@ DOCUMENTS: dict[str, Contract] = {
                 container="rollouts",
                 workload_identity=AzureWorkload(
                     service_account="store", tenant_id="example.org", client_id="66666666-7777-8888-9999-000000000000"
+                ),
+            )
+        )
+    ),
+    "run-config-gcs": samples.run_config(
+        storage=StorageSpec(
+            gcs=GcsStorage(
+                bucket="rollouts",
+                workload_identity=GcsWorkload(
+                    service_account="store", provider="//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/q"
                 ),
             )
         )
@@ -511,6 +540,20 @@ DOCUMENTS: dict[str, Contract] = {
     "validation-job-of-a-curriculum": sample(ValidationJob).model_copy(update={"pools": DIGEST}),
     "batch-of-a-curriculum": sample(StepBatch).model_copy(update={"solved": [(7, 0.5), (3, 1.0)]}),
     "public-run-of-a-curriculum": sample(PublicRun).model_copy(update={"curriculum": True}),
+    "tasks-with-packages": TaskSource(
+        environment="echoes",
+        packages=[
+            EnvironmentPackage(package="echoes", version="1.0", sha256=DIGEST),
+            EnvironmentPackage(package="echo-words", version="1.1", sha256=DIGEST, object="packages/echo_words.whl"),
+        ],
+    ),
+    "package": EnvironmentPackage(package="echoes", version="1.0", sha256=DIGEST, url="https://wheels.example/echoes.whl"),
+    "pinned-package": PINNED,
+    "prepared-packages": sample(Prepared).model_copy(update={"packages": [PINNED]}),
+    "public-run-packages": sample(PublicRun).model_copy(update={"packages": [PINNED]}),
+    "run-config-packages": samples.run_config(
+        tasks=TaskSource(environment="echoes", packages=[EnvironmentPackage(package="echoes", version="1.0", sha256=DIGEST)])
+    ),
     "public-run-several-versions": sample(PublicRun).model_copy(update={"several_versions": True}),
     "sources-of-a-mixture": sample(PublicRun).model_copy(
         update={
@@ -529,6 +572,16 @@ DOCUMENTS: dict[str, Contract] = {
             "by_task_type": {
                 "sums": TypeMeans(
                     groups=3, rows=12, task_reward=0.5, reward=0.25, completion_length_mean=7.5, share=1.0, sampled_share=0.75, signal_share=0.5
+                )
+            }
+        }
+    ),
+    "metrics-of-sources": sample(StepMetrics).model_copy(
+        update={
+            "by_task_type": {
+                "sums": TypeMeans(
+                    groups=3, rows=12, task_reward=0.5, reward=0.25, completion_length_mean=7.5, share=1.0, objective="gspo", loss_weight=2.0,
+                    loss=-0.125, entropy=0.5, clip_ratio=0.25,
                 )
             }
         }
@@ -555,6 +608,12 @@ DOCUMENTS: dict[str, Contract] = {
         rows=21, completion_tokens=84, left_out={"wrong": 43}, problems=16, problems_solved=9, correct_histogram=[7, 2, 2, 3, 2],
         parts=TRACES, problem_files=TRACES,
     ),
+    "dataset-card-claimed": DatasetCard(
+        name="traces", run=RUN, licence="apache-2.0", model_id="arithmetic-tiny", weights_digest=DIGEST, environment="judged",
+        environment_digest=DIGEST, rewards_claimed=True, tasks_digest=DIGEST, task_count=16, samples_per_problem=4, temperature=1.0,
+        filters=GenerateSettings(), rows=21, completion_tokens=84, problems=16, problems_solved=9, correct_histogram=[7, 2, 2, 3, 2],
+        parts=TRACES, problem_files=TRACES,
+    ),
     "dataset-state": DatasetState(run=RUN, tasks_digest=DIGEST, filters=GenerateSettings(), next_step=4, rows_seen=64, rows=21, parts=TRACES),
     "evaluation": Evaluation(
         environment="arithmetic", environment_version="0.1.0", environment_digest=DIGEST, tasks=1, samples=2, temperature=0.6, max_tokens=32,
@@ -569,6 +628,11 @@ DOCUMENTS: dict[str, Contract] = {
         uplink_mbps=41.5, group=samples.GROUP_PLACE, metrics={"tokens_per_second": 900.5},
     ),
     "lease-record": LeaseRecord(lease=sample(Lease), groups=4, status="submitted", sha256=DIGEST, size=1000, drawn_by=SUBMISSION.drawn_by),
+    "lease-record-of-a-sized-lease": LeaseRecord(
+        lease=sample(Lease).model_copy(update={"part": LeasePart(node=NODE, submission=2, groups=[0, 1])}), groups=2,
+        drawn_by=SUBMISSION.drawn_by, given_unix=NOW, part=LeasePart(node=NODE, submission=2, groups=[0, 1]), sized=True,
+        more=LeasePart(node=NODE, submission=2, groups=[2, 3]),
+    ),
     "submission-record": SUBMISSION,
     "validation-queue-job": Job(record=SUBMISSION, opinions=[OpinionNote(validator="v-0", reason="redraw", digest=DIGEST)]),
     "report-session": SessionRecord(unix=NOW, event="start"),

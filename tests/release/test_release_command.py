@@ -140,7 +140,7 @@ PLAN = planned.make_plan("1.3.0", "registry.example.org", ["operator"])
 def lock_before(registry: Registry, keys: Keys, former: Sequence[Path] = ()) -> tuple[list[str], list[str]]:
     """Images of the lock that a release takes over, and what it says on the way."""
     said: list[str] = []
-    found = steps.lock_before(PLAN, registry, keys, former, said.append)  # type: ignore[arg-type]
+    found = steps.lock_before(PLAN, registry, keys, former, said.append)
     return sorted(found.get("digests", {})), said
 
 

@@ -133,7 +133,7 @@ def test_a_checkout_that_is_ready_has_no_problem() -> None:
     ],
 )
 def test_each_thing_that_is_wrong_is_told_with_the_way_out(wrong: dict[str, object], said: str) -> None:
-    [found] = problems(PLAN, replace(READY, **wrong))  # type: ignore[arg-type]
+    [found] = problems(PLAN, replace(READY, **wrong))
     assert said in found
 
 

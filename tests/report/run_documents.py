@@ -7,12 +7,17 @@ from typing import Any
 from changed_keys import RunKeys
 from shoal.contracts import keys
 from shoal.contracts.base import Contract
+from shoal.contracts.completions import Sampling
+from shoal.contracts.model_source import GeneratedModel, ModelSource
 from shoal.contracts.protocol import RunProgress
-from shoal.contracts.recipe import GeneratedModel, ModelSource, Recipe, Sampling, StorageSpec, TaskSource, Validation
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.roster import ROLES
 from shoal.contracts.run import Addresses, RunConfig
 from shoal.contracts.signed import sign
 from shoal.contracts.steps import BatchFile, StepBatch, StepMetrics
+from shoal.contracts.storage import StorageSpec
+from shoal.contracts.task_source import TaskSource
+from shoal.contracts.validation import Validation
 from shoal.contracts.verdicts import RowReward, Verdict
 from shoal.contracts.weights import CheckpointFile, ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.crypto.canonical import document_digest

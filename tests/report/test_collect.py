@@ -1,5 +1,7 @@
 """Figures of the report equal those computed by hand from a small store and a handful of readings."""
 
+from collections.abc import Sequence
+
 import pytest
 from run_documents import NODE, RunFolder, sample, step_metrics, verdict
 
@@ -19,8 +21,8 @@ def facts(steps: int = 10) -> StoreFacts:
     return StoreFacts(kind="folder", steps=[step_metrics(step, task_reward=step / 10) for step in range(steps)])
 
 
-def report(records: list = [], found: StoreFacts | None = None) -> ReportData:  # noqa: B006
-    return collect("demo", 10, found or facts(), records)
+def report(records: Sequence = (), found: StoreFacts | None = None) -> ReportData:
+    return collect("demo", 10, found or facts(), list(records))
 
 
 def test_reward_start_is_the_mean_of_the_first_three_steps_and_reward_end_of_the_last_five() -> None:
@@ -191,3 +193,13 @@ def test_sampled_rewards_count_every_accepted_rollout_also_of_groups_that_were_d
 
 def test_without_accepted_files_there_is_no_sampled_reward() -> None:
     assert report().sampled_reward_start is None
+
+
+def test_a_run_whose_rewards_nobody_scored_again_says_so() -> None:
+    found = facts()
+    found.verdicts = [verdict(0, "accept", None).model_copy(update={"claimed_rows": 3}), verdict(1, "accept", None)]
+    assert any(
+        note.startswith("3 rows have the reward that their worker claimed") for note in report(found=found).notes
+    )
+    found.verdicts = found.verdicts[1:]
+    assert not any("claimed" in note for note in report(found=found).notes)

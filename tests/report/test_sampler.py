@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from servers import PLAIN
 from shoal.report import sampler
 from shoal.report.records import SampleRecord, SessionRecord, parse_records
 from shoal.report.sampler import SampledProcess, Sampler, cpu_seconds, parse_metrics
@@ -76,7 +77,7 @@ def test_a_process_that_is_gone_has_no_cpu_seconds() -> None:
 def read(tmp_path: Path, targets: list[SampledProcess]) -> list[object]:
     path = tmp_path / "metrics.jsonl"
     reader = Sampler(path, lambda: targets)
-    with httpx.Client(trust_env=False, timeout=2.0) as client:
+    with httpx.Client(**PLAIN, timeout=2.0) as client:
         reader.read_once(client)
     return list(parse_records(path.read_text().splitlines())[0])
 

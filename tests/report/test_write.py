@@ -10,8 +10,8 @@ import pytest
 from run_documents import RunFolder, sample, step_metrics, verdict
 
 from shoal.contracts import keys
+from shoal.contracts.completions import LengthReward
 from shoal.contracts.final_model import ORIGIN_FILE, FinalModel, ModelOrigin, read_origin
-from shoal.contracts.recipe import LengthReward
 from shoal.report.access import NoRun, open_run
 from shoal.report.collect import ModelPlace
 from shoal.report.export import export_model

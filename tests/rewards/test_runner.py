@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from servers import ROOT, Loopback, Server, wait_until
+from servers import PLAIN, ROOT, Loopback, Server, wait_until
 from shoal.contracts.programs import MAX_PROGRAM_BYTES
 from shoal.environments import Score, Unscorable, load
 from shoal.rewards.sandbox import Call, Limits, Program, SandboxFailed, shared_pool, slots_here, use_runners
@@ -58,7 +58,7 @@ def pool(running: Server) -> Iterator[RunnerPool]:
 
 
 def metric(server: Server, name: str) -> float:
-    text = httpx.get(f"{url(server)}/metrics", trust_env=False).text
+    text = httpx.get(f"{url(server)}/metrics", **PLAIN).text
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
 
@@ -92,7 +92,7 @@ def test_a_program_ends_there_as_it_would_here(pool: RunnerPool, source: str, en
 
 def test_a_runner_has_health_metrics_and_says_what_isolates(running: Server) -> None:
     for path in ("/healthz", "/readyz"):
-        assert httpx.get(url(running) + path, trust_env=False).status_code == 200
+        assert httpx.get(url(running) + path, **PLAIN).status_code == 200
     assert metric(running, "shoal_sandbox_isolation_info") == 1.0
     log = (running.folder / "log").read_text()
     assert "judging programs in sandboxes" in log
@@ -131,7 +131,7 @@ def test_more_programs_than_fit_are_turned_away_and_all_are_judged_in_the_end(ru
     ids=["empty", "a list", "nested", "no limits", "no base64", "unknown field", "too large"],
 )
 def test_what_is_no_program_is_refused_in_words(running: Server, body: bytes, status: int, said: str) -> None:
-    answer = httpx.post(f"{url(running)}/v1/programs", content=body, trust_env=False)
+    answer = httpx.post(f"{url(running)}/v1/programs", content=body, **PLAIN)
     assert answer.status_code == status
     assert said in answer.text
 
@@ -142,7 +142,7 @@ def test_what_is_no_program_is_refused_in_words(running: Server, body: bytes, st
 def test_limits_beyond_a_runners_own_are_refused(running: Server, field: str, value: float) -> None:
     asked = json.loads(request_of(Program("pass")))
     asked["limits"][field] = value
-    answer = httpx.post(f"{url(running)}/v1/programs", json=asked, trust_env=False)
+    answer = httpx.post(f"{url(running)}/v1/programs", json=asked, **PLAIN)
     assert answer.status_code == 422
     assert f"limits.{field}" in answer.json()["detail"]
 
@@ -151,7 +151,7 @@ def test_limits_beyond_a_runners_own_are_refused(running: Server, field: str, va
 def test_arguments_that_are_no_list_are_refused(running: Server, arguments: str) -> None:
     asked = json.loads(request_of(Program("pass", call=Call("f", []))))
     asked["call"]["arguments_json"] = arguments
-    assert httpx.post(f"{url(running)}/v1/programs", json=asked, trust_env=False).status_code == 422
+    assert httpx.post(f"{url(running)}/v1/programs", json=asked, **PLAIN).status_code == 422
 
 
 def test_a_program_that_no_runner_may_take_fails_before_it_is_sent() -> None:
@@ -189,22 +189,20 @@ def test_a_runner_whose_sandboxes_fail_says_so_and_is_not_ready(loopback: Loopba
     guest.rename(guest.with_name("gone"))
     asked = request_of(Program("print(1)"))
     # The sandboxes that were up before are used up first.
-    answers = [
-        httpx.post(f"{url(server)}/v1/programs", content=asked, trust_env=False, timeout=120.0) for _ in range(8)
-    ]
+    answers = [httpx.post(f"{url(server)}/v1/programs", content=asked, **PLAIN, timeout=120.0) for _ in range(8)]
     assert answers[-1].status_code == 500
     assert answers[-1].json()["type"] == "urn:shoal:problem:sandbox-failed"
-    ready = httpx.get(f"{url(server)}/readyz", trust_env=False)
+    ready = httpx.get(f"{url(server)}/readyz", **PLAIN)
     assert (ready.status_code, "sandbox" in ready.text) == (503, True)
-    alive = httpx.get(f"{url(server)}/healthz", trust_env=False, timeout=30.0)
+    alive = httpx.get(f"{url(server)}/healthz", **PLAIN, timeout=30.0)
     assert (alive.status_code, "sandbox" in alive.text) == (503, True)
     guest.with_name("gone").rename(guest)
 
     def alive_again() -> bool:  # those that failed to start are used up by trials, with no program from outside
-        return httpx.get(f"{url(server)}/healthz", trust_env=False, timeout=30.0).status_code == 200
+        return httpx.get(f"{url(server)}/healthz", **PLAIN, timeout=30.0).status_code == 200
 
     wait_until("a trial program to succeed", alive_again, 60.0, interval=0.2)
-    assert httpx.get(f"{url(server)}/readyz", trust_env=False).status_code == 200
+    assert httpx.get(f"{url(server)}/readyz", **PLAIN).status_code == 200
     server.stop()
 
 

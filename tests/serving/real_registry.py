@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from servers import Loopback, lacking, wait_until
+from servers import PLAIN, Loopback, lacking, wait_until
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def real_registry(loopback: Loopback, folder: Path) -> Iterator[str]:
 
     def answers() -> bool:
         try:
-            return httpx.get(f"http://{host}/v2/", trust_env=False).status_code == 200
+            return httpx.get(f"http://{host}/v2/", **PLAIN).status_code == 200
         except httpx.HTTPError:
             return False
 

@@ -13,7 +13,7 @@ from servers import Minio
 from shoal.cli.main import app
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BestVersion
-from shoal.contracts.recipe import S3Storage
+from shoal.contracts.storage import S3Storage
 from shoal.errors import InputWrong, RunFailed
 from shoal.evaluation.scores import Answer, AnsweredTask, scores
 from shoal.report.access import RunAccess, open_run

@@ -131,7 +131,7 @@ def test_of_two_who_move_a_tag_at_once_one_does_and_the_other_is_told(
     check = promotion.check_version
 
     def checked_together(*given: object) -> str:
-        digest = check(*given)  # type: ignore[arg-type]
+        digest = check(*given)
         met.wait()
         return digest
 
@@ -163,7 +163,7 @@ def test_a_version_that_goes_while_it_is_promoted_is_not_named(
     check = promotion.check_version
 
     def checked_then_deleted(*given: object) -> str:
-        digest = check(*given)  # type: ignore[arg-type]
+        digest = check(*given)
         served.lose(2)
         return digest
 

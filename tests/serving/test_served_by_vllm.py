@@ -17,7 +17,7 @@ from served_runs import make_run
 from tiny_policy import make_policy
 from transformers import Qwen3ForCausalLM
 
-from servers import ROOT, Loopback, wait_until
+from servers import PLAIN, ROOT, Loopback, wait_until
 from shoal.cli.serving import fetch
 from shoal.contracts import keys
 from shoal.report.access import open_run
@@ -67,7 +67,7 @@ class Server:
         def ready() -> bool:
             assert process.poll() is None, log.read_text()[-4000:]
             try:
-                return httpx.get(f"{self.url}/health", trust_env=False, timeout=5).status_code == 200
+                return httpx.get(f"{self.url}/health", **PLAIN, timeout=5).status_code == 200
             except httpx.HTTPError:
                 return False
 
@@ -85,9 +85,7 @@ class Server:
     def tokens(self) -> list[int]:
         """What it answers to the prompt, without chance."""
         asked = {"model": "arithmetic", "prompt": PROMPT, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
-        answer = httpx.post(
-            f"{self.url}/v1/completions", json=asked | {"return_token_ids": True}, trust_env=False, timeout=120
-        )
+        answer = httpx.post(f"{self.url}/v1/completions", json=asked | {"return_token_ids": True}, **PLAIN, timeout=120)
         assert answer.status_code == 200, answer.text
         return list(answer.json()["choices"][0]["token_ids"])
 

@@ -1,4 +1,6 @@
-"""The fixtures that run every test of a store on a folder, on S3 servers (MinIO with static keys and with a workload's, versitygw) and on Azurite."""
+"""The fixtures that run every test of a store on a folder, on S3 servers (MinIO with static keys and with a workload's, versitygw), on Azurite and
+on a stand-in for Google's store.
+"""
 
 import ssl
 import sys
@@ -10,7 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 from entra import EXCHANGE, Entra
-from places import READER, S3, S3_KINDS, Azure, Azuring, Folder, Place, Trusting
+from gcs_stand_in import Gcs, TokenService
+from places import READER, S3, S3_KINDS, Azure, Azuring, Folder, Google, Googling, Place, Trusting
 
 from oidc import AUDIENCE, Issuer
 from servers import ROOT, Loopback, S3Server, azurite, minio, versitygw, wait_until
@@ -83,6 +86,18 @@ def azuring(loopback: Loopback, tmp_path_factory: pytest.TempPathFactory) -> Ite
         issuer.close()
 
 
+@pytest.fixture(scope="session")
+def googling(loopback: Loopback) -> Iterator[Googling]:
+    """The stand-ins for Google's store and token service."""
+    address = loopback.address()
+    issuer = Issuer(address)
+    made = Googling(Gcs(address, issuer), TokenService(address, issuer))
+    yield made
+    made.server.close()
+    made.sts.close()
+    issuer.close()
+
+
 def make_container(azuring: Azuring) -> None:
     """One request as the workload: no client of Azure's is needed for it."""
     identity = EntraIdentity(azuring.workload(), azuring.server.folder / "token")
@@ -104,7 +119,7 @@ def an_s3(kind: str, request: pytest.FixtureRequest, home: Path) -> S3:
     return S3(request.getfixturevalue(f"{kind}_server"), home, prefix)
 
 
-@pytest.fixture(params=["folder", "minio", "versitygw", pytest.param("azure", marks=pytest.mark.soak)])
+@pytest.fixture(params=["folder", "minio", "versitygw", "gcs", pytest.param("azure", marks=pytest.mark.soak)])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Where a store is, empty at the start of every test; `SHOAL_HOME` is this test's own folder."""
     monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
@@ -113,6 +128,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         made = Folder(tmp_path)
     elif request.param == "azure":
         made = an_azure(request, tmp_path)
+    elif request.param == "gcs":
+        made = a_google(request, tmp_path)
     else:
         made = an_s3(request.param, request, tmp_path)
     yield made
@@ -122,6 +139,20 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 def an_azure(request: pytest.FixtureRequest, home: Path) -> Azure:
     """The container, with a prefix of this test's own."""
     return Azure(request.getfixturevalue("azuring"), home, f"t{abs(hash(request.node.nodeid)) % 10**12}")
+
+
+def a_google(request: pytest.FixtureRequest, home: Path) -> Google:
+    """The bucket, with a prefix of this test's own."""
+    return Google(request.getfixturevalue("googling"), home, f"t{abs(hash(request.node.nodeid)) % 10**12}")
+
+
+@pytest.fixture
+def google(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
+    """Google's alone, for what others do not do."""
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
+    made = a_google(request, tmp_path)
+    yield made
+    made.bring_back()
 
 
 @pytest.fixture

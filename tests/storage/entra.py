@@ -6,14 +6,12 @@ tried here, and neither Entra's rules nor its signatures are.
 
 import base64
 import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs
 
 from cryptography.exceptions import InvalidSignature
 
+from json_server import JsonServer
 from oidc import Issuer
 
 TENANT = "11111111-2222-3333-4444-555555555555"
@@ -31,37 +29,22 @@ class Refusal(ValueError):
         self.body = {"error": error, "error_description": description}
 
 
-class Entra:
+class Entra(JsonServer):
     """Serves until `close`. It trusts one issuer for one subject, as a federated credential does."""
 
     def __init__(self, address: str, trusted: Issuer) -> None:
         self.trusted = trusted
         self.exchanges = 0
         self.life_seconds = 3600
-        entra = self
+        super().__init__(address)
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                asked = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
-                try:
-                    status, said = 200, entra.answer(self.path, {name: value[0] for name, value in asked.items()})
-                except Refusal as refusal:
-                    status, said = 401, refusal.body
-                body = json.dumps(said).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+    def answer(self, path: str, asked: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        try:
+            return 200, self._exchanged(path, asked)
+        except Refusal as refusal:
+            return 401, refusal.body
 
-            def log_message(self, format: str, *args: object) -> None:
-                return
-
-        self._server = ThreadingHTTPServer((address, 0), Handler)
-        self.url = f"http://{address}:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def answer(self, path: str, asked: dict[str, str]) -> dict[str, Any]:
+    def _exchanged(self, path: str, asked: dict[str, str]) -> dict[str, Any]:
         self.exchanges += 1
         if path != f"/{TENANT}/oauth2/v2.0/token":
             raise Refusal("invalid_request", "AADSTS90002: Tenant not found.")
@@ -91,7 +74,3 @@ class Entra:
             return dict(json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))))
         except (InvalidSignature, ValueError, IndexError):
             raise Refusal("invalid_client", "AADSTS50027: JWT token is invalid or malformed.") from None
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from entra import CLIENT, EXCHANGE, TENANT, Entra
+from gcs_stand_in import PROVIDER, Gcs, TokenService
 
 from oidc import AUDIENCE, Issuer
 from samples import RUN, run_config
 from servers import Azurite, S3Server
-from shoal.contracts.recipe import AzureStorage, AzureWorkload, S3Storage, WorkloadIdentity
 from shoal.contracts.run import RunConfig
+from shoal.contracts.storage import AzureStorage, AzureWorkload, GcsStorage, GcsWorkload, S3Storage, WorkloadIdentity
 from shoal.storage import Store
 from shoal.storage.entra import entra_of
+from shoal.storage.google import google_of
 from shoal.storage.identity import TOKEN_FILE, identity_of
-from shoal.storage.store import open_bucket, open_container, open_folder
+from shoal.storage.store import open_bucket, open_container, open_folder, open_gcs
 
 
 class Folder:
@@ -49,7 +51,7 @@ S3_KINDS = {
     "versitygw": ("versitygw", "static keys"),
 }
 """Server and way to its keys of each S3 store that the tests run on."""
-IDENTITY_MODES = {mode for _, mode in S3_KINDS.values()} | {"Entra"}
+IDENTITY_MODES = {mode for _, mode in S3_KINDS.values()} | {"Entra", "Google"}
 """Ways to reach a store over the network that the tests run on."""
 READER = "readers.shoal.test"
 """Audience of tokens for the role that may only read."""
@@ -167,4 +169,54 @@ class Azure:
             self.server.start()
 
 
-Place = Folder | S3 | Azure
+@dataclass(frozen=True)
+class Googling:
+    """The stand-ins for Google's store and token service, which trust an issuer's service account."""
+
+    server: Gcs
+    sts: TokenService
+
+    @property
+    def issuer(self) -> Issuer:
+        return self.sts.trusted
+
+    def workload(self, **changes: Any) -> GcsWorkload:
+        fields = {"service_account": "store", "provider": PROVIDER, "sts_endpoint": f"{self.sts.url}/v1/token"}
+        return GcsWorkload(**fields | changes)
+
+    def spec(self, **changes: Any) -> GcsStorage:
+        return GcsStorage(
+            bucket=self.server.bucket, endpoint=self.server.url, workload_identity=self.workload(**changes)
+        )
+
+
+class Google:
+    """A bucket of Google's stand-in, asked as a workload; away means that nothing is answered. `prefix` keeps tests apart."""
+
+    kind = "gcs"
+
+    def __init__(self, googling: Googling, home: Path, prefix: str) -> None:
+        self.server = googling.server
+        self.home = home
+        self.prefix = prefix
+        self.spec = googling.spec()
+        self.token_file = home / "secrets" / "store" / TOKEN_FILE
+        googling.issuer.write(self.token_file, audience=f"https:{PROVIDER}")
+
+    def config(self) -> RunConfig:
+        config = run_config()
+        update = {"prefix": self.prefix, "gcs": self.spec}
+        return config.model_copy(update={"storage": config.storage.model_copy(update=update)})
+
+    def open(self, *, prefix: str = "", deadline_seconds: float = 20.0) -> Store:
+        identity = google_of(self.spec, self.home)
+        return open_gcs(self.spec, prefix or f"{self.prefix}/{RUN}", identity, deadline_seconds=deadline_seconds)
+
+    def take_away(self) -> None:
+        self.server.away = True
+
+    def bring_back(self) -> None:
+        self.server.away = False
+
+
+Place = Folder | S3 | Azure | Google

@@ -10,6 +10,7 @@ import rfc8785
 from places import S3
 
 from samples import LEASE, NODE, NOW, RUN, run_config
+from servers import PLAIN
 from shoal.contracts import keys
 from shoal.contracts.protocol import UploadGrant
 from shoal.storage import open_store
@@ -84,7 +85,7 @@ def s3_grant(s3: S3, **changes: object) -> UploadGrant:
 
 
 def post(grant: UploadGrant, data: bytes, **changes: str) -> httpx.Response:
-    with httpx.Client(trust_env=False) as client:
+    with httpx.Client(**PLAIN) as client:
         return client.post(grant.url, data=dict(grant.fields) | changes, files={"file": ("rollouts.parquet", data)})
 
 
@@ -149,7 +150,7 @@ def test_a_second_upload_with_the_same_grant_does_not_change_what_was_promoted(s
 def test_nobody_writes_or_reads_without_a_grant(s3: S3) -> None:
     open_store(s3.config()).put("prepared.json", b"{}")
     base = f"{s3.server.endpoint}/{s3.spec.bucket}"
-    with httpx.Client(trust_env=False) as client:
+    with httpx.Client(**PLAIN) as client:
         assert client.put(f"{base}/{s3.prefix}/{RUN}/a", content=b"x").status_code == 403
         assert client.get(f"{base}/{s3.prefix}/{RUN}/prepared.json").status_code == 403
         assert client.post(base, data={"key": f"{s3.prefix}/{RUN}/a"}, files={"file": b"x"}).status_code in (400, 403)

@@ -16,9 +16,9 @@ from structlog.testing import capture_logs
 
 from proxies import Proxy
 from samples import LEASE, NODE, RUN
-from servers import ROOT, Loopback, wait_until
+from servers import PLAIN, ROOT, Loopback, wait_until
 from shoal.contracts import keys
-from shoal.contracts.recipe import S3Storage
+from shoal.contracts.storage import S3Storage
 from shoal.storage import StoreUnavailable, open_store
 from shoal.storage import identity as identities
 from shoal.storage.grants import make_grant
@@ -100,16 +100,16 @@ def test_grants_beyond_the_life_of_keys_ask_for_none(s3: S3, trusting: Trusting,
 
 
 def test_a_store_outlives_the_keys_it_began_with(s3: S3, trusting: Trusting, token_file: Path) -> None:
-    """A token of half a minute, renewed as a kubelet does: the store refuses the keys that began the run, and the run goes on."""
+    """A token of a quarter of a minute, renewed as a kubelet does: the store refuses the keys that began the run, and the run goes on."""
     clock = Watch()
-    trusting.issuer.write(token_file, seconds=30)
+    trusting.issuer.write(token_file, seconds=15)
     identity = WebIdentity(trusting.identity(), token_file, "a", clock)
     store = open_bucket(s3.spec, s3.prefix, identity, deadline_seconds=30)
     store.put("first", b"1")
     first = identity.keys()
     assert first.expires_unix is not None
     trusting.issuer.write(token_file)
-    clock.ahead = 25.0
+    clock.ahead = 12.0
     store.put("later", b"2")
     assert identity.keys().access_key != first.access_key
     wait_until("the first keys to end", lambda: time.time() > (first.expires_unix or 0.0) + 1, 60.0, interval=0.3)
@@ -119,7 +119,7 @@ def test_a_store_outlives_the_keys_it_began_with(s3: S3, trusting: Trusting, tok
         def keys(self) -> object:
             return first
 
-    old = open_bucket(s3.spec, s3.prefix, Old(), deadline_seconds=1)  # type: ignore[arg-type]
+    old = open_bucket(s3.spec, s3.prefix, Old(), deadline_seconds=1)
     with pytest.raises(StoreUnavailable):
         old.get("first")
 
@@ -308,14 +308,14 @@ def test_a_message_that_repeats_the_token_is_shown_without_it(
 
 
 def test_a_grant_ends_with_the_keys_that_signed_it(s3: S3, trusting: Trusting, token_file: Path) -> None:
-    trusting.issuer.write(token_file, seconds=30)
+    trusting.issuer.write(token_file, seconds=15)
     grant = make_grant(s3.config(), KEY, max_bytes=100, expires_unix=time.time() + 3600, run_secret=SECRET)
     held = identity_of(s3.spec, s3.home).keys()
     assert grant.expires_unix == held.expires_unix
     text = grant.model_dump_json()
     assert held.secret_key not in text
     assert token_file.read_text() not in text
-    with httpx.Client(trust_env=False) as client:
+    with httpx.Client(**PLAIN) as client:
         sent = client.post(grant.url, data=grant.fields, files={"file": b"x"})
         assert sent.status_code == 204
         wait_until("the keys to end", lambda: time.time() > grant.expires_unix + 1, 60.0)
@@ -328,7 +328,7 @@ def test_nothing_of_a_grant_but_its_form_is_of_use_to_a_stranger(s3: S3) -> None
     """The session token travels in the form. Without the secret key it signs nothing, and the store takes no request that only names it."""
     grant = make_grant(s3.config(), KEY, max_bytes=100, expires_unix=time.time() + 60, run_secret=SECRET)
     token = grant.fields["x-amz-security-token"]
-    with httpx.Client(trust_env=False) as client:
+    with httpx.Client(**PLAIN) as client:
         for request in ("GET", "PUT", "DELETE"):
             answer = client.request(
                 request, f"{grant.url}/{s3.prefix}/a", headers={"X-Amz-Security-Token": token}, content=b""

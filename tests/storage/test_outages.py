@@ -10,10 +10,11 @@ from places import S3, Place
 
 from proxies import Proxy
 from servers import Loopback
-from shoal.contracts.recipe import S3Storage
-from shoal.storage import NotFound, Store, StoreUnavailable
+from shoal.contracts.storage import S3Storage
+from shoal.storage import LocalDiskFull, NotFound, Store, StoreUnavailable
 from shoal.storage import store as store_module
 from shoal.storage.store import open_folder, open_s3
+from small_disks import SmallDisk
 
 
 def test_operations_wait_for_a_store_that_is_away_and_then_do_what_they_should(place: Place, tmp_path: Path) -> None:
@@ -50,6 +51,21 @@ def test_operations_wait_for_a_store_that_is_away_and_then_do_what_they_should(p
     assert store.get("from-file") == b"file"
     assert not store.exists("old")
     assert (tmp_path / "target").read_bytes() == b"data"
+
+
+def test_a_full_disk_here_is_told_at_once_and_is_no_failure_of_the_store(tmp_path: Path) -> None:
+    disk, store = SmallDisk(tmp_path / "disk", 1 << 20), open_folder(tmp_path / "store", "run", deadline_seconds=600)
+    try:
+        for size in (2 << 20, 9000):  # one is told of while it is written, the other when the file is closed
+            store.put("large", bytes(size))
+            disk.fill(left_bytes=4096)
+            with pytest.raises(LocalDiskFull, match=f"cannot fetch large: the disk of {disk.folder} is full"):
+                store.get_to_file("large", disk.folder / "large")
+            assert [path.name for path in disk.folder.iterdir()] == ["filler"]
+            disk.free()
+            store.get_to_file("large", tmp_path / "large")
+    finally:
+        disk.unmount()
 
 
 def test_a_store_that_stays_away_is_unavailable_not_empty_and_the_error_says_what_and_how_long(place: Place) -> None:

@@ -14,8 +14,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSystem]:
     running = LocalSystem(manifest, folder / "runs")
     running.start()
     try:
-        running.until("the base model is prepared and announced", lambda: running.latest_version() >= 0, 420)
-        running.until("the first step is trained", lambda: running.latest_version() >= 1, 300)
+        running.until("the base model is prepared and announced", lambda: running.latest_version() >= 0, 600)
+        running.until("the first step is trained", lambda: running.latest_version() >= 1, 600)
         yield running
     finally:
         running.stop()

@@ -30,6 +30,7 @@ from shoal.crypto.canonical import document_digest
 from shoal.crypto.keys import PrivateKey
 from shoal.ledger.entries import GENESIS, LedgerEntry
 from shoal.ledger.succession import Succession
+from shoal.ledger.writer import last_listed
 from shoal.storage import Store
 from shoal.storage.store import open_folder
 from shoal_operator.api import TrainingRun
@@ -60,15 +61,20 @@ TWO_SOURCES: dict[str, Any] = {
 """The example's tasks as a mixture: one prompt of each source in a file of two."""
 
 TICK_SECONDS = 0.1
-STEP_SECONDS = 150.0
-"""Deadline for a step under faults on two shared cores; a step takes some seconds when nothing is wrong."""
+STEP_SECONDS = 300.0
+"""Deadline for a step under faults on two shared cores, and for a worker that starts again: its imports alone take 25 s of a core. A step takes some
+seconds when nothing is wrong."""
 
 
 class LocalSystem:
     """One running TrainingRun."""
 
-    def __init__(self, manifest: Path, runs_dir: Path, secrets: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, manifest: Path, runs_dir: Path, secrets: tuple[str, ...] = (), store: Store | None = None
+    ) -> None:
+        """`store`: where the manifest puts the run's objects; None where that is a folder of the run."""
         self.local = LocalRun(manifest, runs_dir, secrets)
+        self._store = store
         self.run = self.local.name
         self.folder = self.local.run_dir
         self._lock = threading.Lock()
@@ -116,7 +122,7 @@ class LocalSystem:
     @property
     def store(self) -> Store:
         """The run's store, as a reader. A few seconds of deadline: tests take it away on purpose."""
-        return open_folder(self.store_folder, f"shoal/{self.run}", deadline_seconds=5)
+        return self._store or open_folder(self.store_folder, f"shoal/{self.run}", deadline_seconds=5)
 
     @property
     def store_folder(self) -> Path:
@@ -142,10 +148,10 @@ class LocalSystem:
         succession = Succession(config.trust.roster, config.run_key)
         entries: list[SimpleNamespace] = []
         previous = GENESIS
-        for info in self.store.list(keys.LEDGER):
-            entry = succession.check(Signed[LedgerEntry].from_json(self.store.get(info.key)))
-            assert entry.previous == previous, f"{info.key} does not follow from the entry before"
-            assert entry.number == len(entries)
+        for number in range(last_listed(self.store.list(keys.LEDGER)) + 1):
+            entry = succession.check(Signed[LedgerEntry].from_json(self.store.get(keys.ledger_entry(number))))
+            assert entry.previous == previous, f"entry {number} does not follow from the entry before"
+            assert entry.number == number
             previous = document_digest(entry)
             entries.append(flat(entry))
         return entries

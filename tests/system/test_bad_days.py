@@ -16,7 +16,7 @@ from shoal.contracts.signed import Signed
 from shoal.contracts.steps import StepBatch
 from shoal.contracts.verdicts import Verdict
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 
 
 def published(system: LocalSystem) -> dict[int, str | None]:

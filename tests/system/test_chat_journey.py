@@ -11,7 +11,7 @@ from benchmarks.models import journey
 
 from chat_model import LONGEST, QUESTION, coin_model
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 ROWS, HELD = 64, 16
 SMALL = {
     "steps": 2,

@@ -9,9 +9,9 @@ from shoal.contracts import keys
 from shoal.contracts.dataset_card import DatasetCard
 from shoal.contracts.datasets import FILTER_DATASET
 from shoal.contracts.filtering import KEPT, FilterReport
-from shoal.contracts.recipe import OfflineFilter
 from shoal.contracts.run import Prepared
 from shoal.contracts.sft_data import read_problem_counts
+from shoal.contracts.task_source import OfflineFilter
 from shoal.contracts.task_table import read_tasks
 from shoal.storage.store import open_folder
 

@@ -14,7 +14,7 @@ from shoal.contracts.sft_data import read_problem_counts, read_traces
 from shoal.contracts.task_table import read_tasks
 from shoal.environments import Score, load
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "generate" / "trainingrun.yaml"
 TASKS, GROUPS, SAMPLES = 44, 8, 4
@@ -34,11 +34,11 @@ def test_every_task_is_sampled_once_whoever_is_killed_and_what_is_kept_is_right_
     system = LocalSystem(manifest, tmp_path / "runs")
     system.start()
     try:
-        system.until("the base model is published as version 0", lambda: system.latest_version() >= 0, 300)
-        system.until("a slice is sealed", system.sealed_steps, 150)
+        system.until("the base model is published as version 0", lambda: system.latest_version() >= 0, 600)
+        system.until("a slice is sealed", system.sealed_steps, 300)
         system.kill("trainer", "trainer")
         system.kill("orchestrator", "orchestrator")
-        system.until("the run is complete", lambda: system.local.finished() == "complete", 300)
+        system.until("the run is complete", lambda: system.local.finished() == "complete", 600)
         status = system.local.status()
         store = system.store
 

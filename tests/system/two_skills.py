@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from shoal.contracts.recipe import GeneratedModel
+from shoal.contracts.model_source import GeneratedModel
 from shoal.contracts.tasks import Task
 from shoal.environments import Environment
 from shoal.environments.arithmetic import Arithmetic, operands

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from servers import Loopback
+from servers import PLAIN, Loopback
 from shoal.report.sampler import parse_metrics
 from shoal.telemetry import Liveness, disk, render_metrics, serve_health
 from shoal.telemetry.disk import DiskSpace
@@ -56,7 +56,7 @@ def test_a_health_server_listens_to_what_the_scraper_accepts(
     monkeypatch.setenv("SHOAL_BIND", address)
     server = serve_health(9105, Liveness(60), lambda: None)
     try:
-        with httpx.Client(trust_env=False, base_url=f"http://{address}:9105") as client:
+        with httpx.Client(**PLAIN, base_url=f"http://{address}:9105") as client:
             plain, open_ = client.get("/metrics"), client.get("/metrics", headers={"Accept": ACCEPTS_BOTH})
     finally:
         server.shutdown()
@@ -91,7 +91,7 @@ def test_a_client_that_leaves_before_its_answer_is_no_error(
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.sendall(b"GET /large HTTP/1.0\r\n\r\n")
             assert answered.wait(10)
-        with httpx.Client(trust_env=False, base_url=f"http://{address}:9105") as client:
+        with httpx.Client(**PLAIN, base_url=f"http://{address}:9105") as client:
             assert client.get("/healthz").status_code == 200
     finally:
         server.shutdown()

@@ -22,12 +22,14 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 SIGMOID: dict[str, Any] = {"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "n_shared_experts": 1}
 """A dense first layer, then experts in two groups of which one is chosen, and a shared expert."""
+UNBIASED: dict[str, Any] = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+"""As in the checkpoints of DeepSeek. vLLM asks for both; transformers has no such fields and routes so."""
 
 
 def latent(**changes: Any) -> PreTrainedConfig:
     """Multi-head latent attention: queries and keys are 12 wide, values 6."""
     sizes = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}
-    given = TINY | SIGMOID | sizes | {"num_key_value_heads": 4, "n_routed_experts": 8, "num_mtp_layers": 0}
+    given = TINY | SIGMOID | UNBIASED | sizes | {"num_key_value_heads": 4, "n_routed_experts": 8, "num_mtp_layers": 0}
     return DeepseekV3Config(**(given | changes))
 
 

@@ -3,8 +3,8 @@
 In: names of models (`expert_models.EXPERTS`). Out (printed): JSON. `curves`: by model and ranks losses, norms and balance of a few steps in float64;
 `gaps`: by model and ranks the largest relative difference from one rank's, of figures and weights; `written`: by model and ranks whether what was
 loaded by rows and written by several ranks is the checkpoint, bit for bit; `other settings`: by model how far gradients are from those where weights
-travel, with recomputed activations and in bfloat16. Called by `test_experts` and by benchmarks, in a process of its own: ranks
-are forked from it.
+travel, with recomputed activations and in bfloat16; `one-sided`: the same where all tokens choose experts of the first of two ranks. Called by
+`test_experts` and by benchmarks, in a process of its own: ranks are forked from it.
 """
 
 import json
@@ -25,7 +25,7 @@ from tiny_run import recipe
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from shoal.contracts.recipe import TrainerSettings
+from shoal.contracts.trainer import TrainerSettings
 from shoal.models.places import stacks
 from shoal.training.batches import plan_step
 from shoal.training.export import Export
@@ -133,6 +133,29 @@ def other_settings(base: Path, ranks: Ranks) -> dict[str, Any]:
     return {"far": far, "stay": {name: all(each) if name == "Tokens" else any(each) for name, each in stayed.items()}}
 
 
+def one_sided(folder: Path) -> Path:
+    """A model whose balancing biases send each token to the first group of experts, which the first of two ranks has."""
+    base = write_model(folder / "written", EXPERTS["glm4_moe"])
+    model = AutoModelForCausalLM.from_pretrained(base)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.data = 10.0 * (torch.arange(len(buffer)) < len(buffer) // 2)
+    model.save_pretrained(folder / "base")
+    return folder / "base"
+
+
+def without_rows(base: Path, ranks: Ranks) -> dict[str, Any]:
+    """`far` as in `other_settings`, with experts at a rank that gets no row; `empty`: whether that rank's experts have gradients of zeros."""
+    settings = {"activation_recomputation": "On"}
+    wanted = gradients(base, ranks, WEIGHTS.model_copy(update=settings), [])
+    found = gradients(base, ranks, TOKENS.model_copy(update=settings), [])
+    halves = [each[len(each) // 2 :] for each in found if each.dim() == 3]
+    return {
+        "far": max(float((a - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)),
+        "empty": bool(halves) and not any(bool(each.any()) for each in halves),
+    }
+
+
 def run_rank(of: World, names: list[str], folder: Path, key: str, rank: int, port: int) -> None:
     world = of.ranks
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
@@ -148,6 +171,8 @@ def run_rank(of: World, names: list[str], folder: Path, key: str, rank: int, por
             found[name]["written"] = ranks.all(same, "equal bytes")
             if key == "2, tokens travel":
                 found[name]["other settings"] = other_settings(base, ranks)
+        if key == "2, tokens travel":
+            found["one-sided"] = without_rows(folder / "one-sided" / "base", ranks)
         if ranks.leader:
             (folder / f"{key}.json").write_text(json.dumps(found))
         ranks.close()
@@ -186,6 +211,7 @@ def measure(names: list[str]) -> dict[str, Any]:
         folder = Path(temporary)
         for name in names:
             write_model(folder / name, EXPERTS[name])
+        one_sided(folder / "one-sided")
         curves: dict[str, Any] = {}
         for key, of in WORLDS.items():
             fork_ranks(of.ranks, partial(run_rank, of, names, folder, key))
@@ -201,6 +227,7 @@ def measure(names: list[str]) -> dict[str, Any]:
         "written": {name: {key: curves[key][name]["written"] for key in WORLDS} for name in names},
         "other settings": {name: curves["2, tokens travel"][name]["other settings"]["far"] for name in names},
         "stay": {name: curves["2, tokens travel"][name]["other settings"]["stay"] for name in names},
+        "one-sided": curves["2, tokens travel"]["one-sided"],
         "refused": message,
     }
 

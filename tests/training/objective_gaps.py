@@ -3,7 +3,8 @@
 Called by `test_batch_objectives` and by `benchmarks/objectives`.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from shoal.contracts.corrections import MismatchCorrection
 from shoal.training.completions import Packed
 from shoal.training.corrections import Correcting
-from shoal.training.loss import SUMS, LossWeights, MicroLoss
+from shoal.training.loss import SUMS, LossWeights, MicroLoss, SourceLoss, SourceLosses
 from shoal.training.objectives import OBJECTIVES
 
 LENGTHS = (1, 9, 4, 17, 6, 12)
@@ -61,6 +62,7 @@ class Gap:
     gradient: float
     sums: dict[str, float]
     completions: list[list[reference.Token]]
+    by_source: list[dict[str, float]] = field(default_factory=list)
 
 
 def batch(seed: int = 3) -> list[list[reference.Token]]:
@@ -89,6 +91,50 @@ def batch(seed: int = 3) -> list[list[reference.Token]]:
 
 def measure(case: Case) -> Gap:
     """Our loss, asked for tile by tile as the head does, against the formulas."""
+    loss = SourceLoss("", OBJECTIVES[case.objective], case.weights)
+    formula = (case.objective, numbers_of(case.weights))
+
+    def wanted(completions: Sequence[Sequence[reference.Token]]) -> float:
+        return reference.batch_loss(formula[0], completions, formula[1], case.rule, LONGEST)
+
+    return _measure([loss], None, case.correction, wanted)
+
+
+MIXTURE = [
+    Case("two_sided_grpo"),
+    Case("gspo", replace(NUMBERS, epsilon=0.05, epsilon_high=0.1)),
+    Case("dr_grpo"),
+    Case("dppo"),
+    Case("cispo", replace(NUMBERS, epsilon=1.0)),
+]
+FACTORS = [1.0, 0.5, 3.0, 2.0, 0.125]
+OWNERS = [1, 0, 2, 3, 1, 4]
+"""Which source each completion of `batch` is of."""
+
+
+def measure_mixture(case: Case = CASES["icepop"]) -> Gap:
+    """Completions of five sources, each with its own objective and factor, and the correction of `case`."""
+    losses = [
+        SourceLoss(f"source-{number}", OBJECTIVES[each.objective], each.weights, factor)
+        for number, (each, factor) in enumerate(zip(MIXTURE, FACTORS, strict=True))
+    ]
+    sources = [
+        reference.Source(MIXTURE[owner].objective, numbers_of(MIXTURE[owner].weights), FACTORS[owner])
+        for owner in OWNERS
+    ]
+
+    def wanted(completions: Sequence[Sequence[reference.Token]]) -> float:
+        return reference.mixture_loss(sources, completions, case.rule, LONGEST)
+
+    return _measure(losses, OWNERS, case.correction, wanted)
+
+
+def _measure(
+    losses: list[SourceLoss],
+    of_completions: Sequence[int] | None,
+    asked: MismatchCorrection | None,
+    formula: Callable[[Sequence[Sequence[reference.Token]]], float],
+) -> Gap:
     completions = batch()
     flat = [token for completion in completions for token in completion]
 
@@ -96,30 +142,47 @@ def measure(case: Case) -> Gap:
         return torch.tensor([getattr(token, name) for token in flat], dtype=torch.float64)
 
     owners = torch.tensor([number for number, each in enumerate(completions) for _ in each])
-    objective, packed = OBJECTIVES[case.objective], Packed(owners, len(completions))
-    divisors = {"tokens": len(flat), "longest_completions": len(completions) * LONGEST, "completions": len(completions)}
-    correction = case.correction and Correcting(case.correction, column("engine"), packed)
+    packed = Packed(owners, len(completions))
+    kinds = {"tokens": len(flat), "longest_completions": len(completions) * LONGEST, "completions": len(completions)}
+    divisors = [float(kinds[loss.objective.divisor]) for loss in losses]
+    correction = asked and Correcting(asked, column("engine"), packed)
+    sources = SourceLosses(losses, torch.zeros(len(losses), len(SUMS), dtype=torch.float64))
     micro = MicroLoss(
         old=column("old"),
         reference=column("base"),
         advantages=column("advantage"),
         behaviour=column("behaviour"),
-        objective=objective,
-        weights=case.weights,
-        divisor=float(divisors[objective.divisor]),
+        objective=losses[0].objective,
+        weights=losses[0].weights,
+        divisor=divisors[0],
         completions=packed,
         correction=correction,
+        sources=None if of_completions is None else sources,
+        owners=None if of_completions is None else torch.tensor(of_completions)[owners],
+        divisors=divisors,
     )
     logprobs, entropy = column("logprob").requires_grad_(), column("entropy")
-    if objective.whole_completions:
+    if any(loss.objective.whole_completions for loss in losses):
         micro.look(logprobs.detach())
     loss = torch.zeros((), dtype=torch.float64)
     for start in range(0, len(flat), TILE):
         here = slice(start, min(start + TILE, len(flat)))
         loss = loss + micro(here, logprobs[here], entropy[here])
     loss.backward()
-    weights = case.weights
-    numbers = reference.Numbers(
+    wanted = torch.tensor(reference.gradient(formula, completions), dtype=torch.float64)
+    assert logprobs.grad is not None
+    return Gap(
+        loss=abs(float(loss.detach()) - formula(completions)),
+        gradient=float((logprobs.grad - wanted).abs().max()),
+        sums=dict(zip(SUMS, micro.sums.tolist(), strict=True)),
+        completions=completions,
+        by_source=[dict(zip(SUMS, each, strict=True)) for each in sources.sums.tolist()],
+    )
+
+
+def numbers_of(weights: LossWeights) -> reference.Numbers:
+    """The same numbers, as the reference spells them."""
+    return reference.Numbers(
         low=weights.epsilon,
         high=weights.high,
         delta=weights.delta or 0.0,
@@ -128,13 +191,4 @@ def measure(case: Case) -> Gap:
         cap=weights.importance_cap,
         divergence=weights.max_divergence,
         kl_divergence=weights.kl_divergence,
-    )
-    arguments = (case.objective, completions, numbers, case.rule, LONGEST)
-    wanted = torch.tensor(reference.batch_gradient(*arguments), dtype=torch.float64)
-    assert logprobs.grad is not None
-    return Gap(
-        loss=abs(float(loss.detach()) - reference.batch_loss(*arguments)),
-        gradient=float((logprobs.grad - wanted).abs().max()),
-        sums=dict(zip(SUMS, micro.sums.tolist(), strict=True)),
-        completions=completions,
     )

@@ -1,10 +1,11 @@
 """The objectives a second time: Python floats, one token after the other, written from the papers' formulas and from nothing of ours.
 
 Each function gives a token's policy loss before the importance weight; `total` puts the whole loss together. `batch_loss` does so for completions,
-with the correction of a mismatch, and `batch_gradient` differentiates it by finite differences.
+with the correction of a mismatch, `mixture_loss` where completions have objectives of their own, and `gradient` differentiates either by finite
+differences.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, log
 
@@ -179,6 +180,38 @@ def batch_loss(
     name: str, completions: Sequence[Sequence[Token]], numbers: Numbers, rule: Rule, longest: int | None = None
 ) -> float:
     """The loss of an optimizer batch. Divided by its tokens, for Dr. GRPO by completions times `longest`, for GSPO a mean of means."""
+    return undivided(name, completions, numbers, rule) / divisor(name, completions, longest)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a source's rows are learnt by."""
+
+    objective: str
+    numbers: Numbers
+    factor: float
+
+
+def mixture_loss(
+    owners: Sequence[Source], completions: Sequence[Sequence[Token]], rule: Rule, longest: int | None = None
+) -> float:
+    """Each completion adds what it would add if all had its source's objective, times the source's factor."""
+    return sum(
+        own.factor
+        * undivided(own.objective, [completion], own.numbers, rule)
+        / divisor(own.objective, completions, longest)
+        for own, completion in zip(owners, completions, strict=True)
+    )
+
+
+def divisor(name: str, completions: Sequence[Sequence[Token]], longest: int | None = None) -> float:
+    if name == "gspo":
+        return len(completions)
+    tokens = sum(len(completion) for completion in completions)
+    return len(completions) * longest if name == "dr_grpo" and longest else tokens
+
+
+def undivided(name: str, completions: Sequence[Sequence[Token]], numbers: Numbers, rule: Rule) -> float:
     whole = 0.0
     for completion in completions:
         factors = correction(completion, rule)
@@ -193,21 +226,13 @@ def batch_loss(
         for token, factor in zip(completion, factors, strict=True):
             extra = bonus(token, numbers)
             whole += factor * (token_loss(name, token, numbers) - extra) + extra
-    if name == "gspo":
-        return whole / len(completions)
-    tokens = sum(len(completion) for completion in completions)
-    return whole / (len(completions) * longest if name == "dr_grpo" and longest else tokens)
+    return whole
 
 
-def batch_gradient(
-    name: str,
-    completions: Sequence[Sequence[Token]],
-    numbers: Numbers,
-    rule: Rule,
-    longest: int | None = None,
-    step: float = 1e-6,
+def gradient(
+    loss: Callable[[Sequence[Sequence[Token]]], float], completions: Sequence[Sequence[Token]], step: float = 1e-6
 ) -> list[float]:
-    """Its derivative by every log-probability, by central differences. Weights under a stop-gradient stay as they are."""
+    """The derivative of a loss by every log-probability, by central differences. Weights under a stop-gradient stay as they are."""
     fixed = [[replace(token, fixed=token.logprob) for token in completion] for completion in completions]
     found = []
     for number, completion in enumerate(fixed):
@@ -216,6 +241,6 @@ def batch_gradient(
             for by in (step, -step):
                 moved = [*completion]
                 moved[place] = replace(token, logprob=token.logprob + by)
-                ends.append(batch_loss(name, [*fixed[:number], moved, *fixed[number + 1 :]], numbers, rule, longest))
+                ends.append(loss([*fixed[:number], moved, *fixed[number + 1 :]]))
             found.append((ends[0] - ends[1]) / (2 * step))
     return found

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from samples import METRICS, RUN
-from shoal.contracts.recipe import TrainerSettings
+from shoal.contracts.trainer import TrainerSettings
 from shoal.storage import Store
 from shoal.telemetry import Liveness
 from shoal.training.base_model import base_weights

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from shoal.contracts.algorithm import Prime
 from shoal.contracts.muon import MuonSettings
-from shoal.contracts.recipe import Lora, Offload, TrainerSettings
+from shoal.contracts.trainer import Lora, Offload, TrainerSettings
 from shoal.training.batches import plan_step
 from shoal.training.extensions.prime.extension import outcome_advantages
 from shoal.training.extensions.prime.reward_model import RewardModel, outcomes_of
@@ -157,7 +157,7 @@ def run_muon(ranks: Ranks) -> list[list[str]]:
     optimizer = Muon(matrices, lr=1e-2, momentum=0.95, weight_decay=0.1)
     for _ in range(STEPS):
         for matrix in matrices:
-            matrix.grad = drawn(tuple(matrix.shape))  # type: ignore[arg-type]  # a matrix has two
+            matrix.grad = drawn(tuple(matrix.shape))
         optimizer.step()
     whole = [matrix.full_tensor() if isinstance(matrix, DTensor) else matrix for matrix in matrices]
     return [[value.hex() for value in matrix.flatten().tolist()] for matrix in whole]

@@ -8,7 +8,7 @@ from test_logprobs import PACK, head_case, wavy
 from tiny_run import write_base
 from torch import Tensor
 
-from shoal.contracts.recipe import TrainerSettings
+from shoal.contracts.trainer import TrainerSettings
 from shoal.training.attention import packed_attention
 from shoal.training.batches import Segments
 from shoal.training.logprobs import head_loss

@@ -9,12 +9,13 @@ from tiny_run import MAX_LENGTH, VOCABULARY, accept_bytes, batch_of, config, fil
 
 from samples import RUN
 from shoal.contracts import keys
-from shoal.contracts.recipe import FailurePolicy
-from shoal.storage import Store
+from shoal.contracts.failures import FailurePolicy
+from shoal.storage import LocalDiskFull, Store
 from shoal.training import prefetch
 from shoal.training.handover import Handover
 from shoal.training.prefetch import Prefetch, Reader
 from shoal.training.rollouts import BadBatch, RowLimits, read_batch
+from small_disks import SmallDisk
 
 
 def test_the_next_step_goes_on_while_a_job_runs_and_a_second_one_must_wait(deadline: Callable[..., object]) -> None:
@@ -100,6 +101,21 @@ def test_rows_of_a_batch_that_comes_late_are_read_when_they_are_wanted(store: St
     ahead.stop()
     assert len(ahead.rows(fill_step(store, 1)).groups) == 4
     assert READS == [1]
+
+
+def test_a_full_temporary_volume_is_named_at_once(store: Store, tmp_path: Path) -> None:
+    disk = SmallDisk(tmp_path / "tmp", 1 << 20)
+    reader = Reader(config(), store, RowLimits(VOCABULARY, MAX_LENGTH), within=disk.folder)
+    batch = fill_step(store, 1)
+    try:
+        disk.fill(left_bytes=0)
+        with pytest.raises(LocalDiskFull, match=r"cannot fetch uploads/.* is full: give trainer\.temporaryVolume more"):
+            Prefetch(reader).rows(batch)
+        disk.free()
+        assert len(Prefetch(reader).rows(batch).groups) == 4
+        assert [*disk.folder.iterdir()] == []
+    finally:
+        disk.unmount()
 
 
 def test_rows_of_another_batch_are_not_taken_for_the_steps(

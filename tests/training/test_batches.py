@@ -32,6 +32,17 @@ def groups() -> list[RolloutGroup]:
     return [RolloutGroup(samples[start : start + 4]) for start in range(0, 16, 4)]
 
 
+NAMES = ("code", "sums", "proofs", "letters")
+
+
+def mixed() -> list[RolloutGroup]:
+    """The same, one group of each source."""
+    return [
+        RolloutGroup([replace(sample, task_type=name) for sample in group.samples])
+        for name, group in zip(NAMES, groups(), strict=True)
+    ]
+
+
 def plan(seed: int = 0, step: int = 5, rank: int = 0, world: int = 1, **changes: Any) -> StepPlan:
     return plan_step(groups(), recipe(**changes), seed=seed, step=step, rank=rank, world=world)
 

@@ -8,7 +8,7 @@ from test_logprobs import PACK, sample
 from tiny_run import write_base
 from torch._dynamo.utils import counters
 
-from shoal.contracts.recipe import TrainerSettings
+from shoal.contracts.trainer import TrainerSettings
 from shoal.training.batches import micro_batch
 from shoal.training.model import load_policy
 

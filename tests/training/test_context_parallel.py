@@ -27,9 +27,8 @@ def context(rank: int, size: int) -> ContextGroup:
     return ContextGroup(rank, size, torch.distributed.group.WORLD)
 
 
-@pytest.mark.timeout(300)
-def test_ranks_that_share_packs_have_one_rank_s_loss_and_gradients_in_float64() -> None:
-    layouts = ["4 ranks, 2 share", "4 ranks share"]
+def test_ranks_have_one_rank_s_loss_and_gradients_in_float64_whether_they_share_packs_or_not() -> None:
+    layouts = ["2 ranks", "4 ranks, 2 share", "4 ranks share"]
     assert set(layouts) < set(LAYOUTS)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.trainer.context_exact", *layouts]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from expert_models import EXPERTS, ROUNDED, Exact, write_model
+from expert_models import EXPERTS, ROUNDED, Exact, latent, write_model
 from safetensors.torch import load_file, save_file
 from test_logprobs import PACK, SAMPLES, plain, wavy
 from test_other_steps import Pod
@@ -20,12 +20,11 @@ from transformers import AutoModelForCausalLM, GptOssConfig
 from transformers.utils.logging import disable_progress_bar
 
 from servers import Loopback
-from shoal.contracts.recipe import Lora, TrainerSettings
+from shoal.contracts.trainer import TrainerSettings
 from shoal.models.places import places, stacks
 from shoal.training.experts import RoutedTokens, balance, grouped_linear, in_one_kernel
 from shoal.training.export import Export
 from shoal.training.host_copy import HostCopy
-from shoal.training.lora import NoSuchLayer
 from shoal.training.model import load_policy, load_reference, policy_to_ask, policy_to_train, without_weights
 from shoal.training.optimizer import Optimizer
 from shoal.training.stored_weights import BadModel
@@ -188,13 +187,13 @@ def test_weights_that_are_kept_on_the_host_leave_balancing_biases_where_routers_
         assert set(devices.values()) - {"meta"} == {"cpu"}
 
 
-@pytest.mark.parametrize("counts", [[5, 0, 7, 1], [0, 0, 13, 0]])
+@pytest.mark.parametrize("counts", [[5, 0, 7, 1], [0, 0, 13, 0], [0, 0, 0, 0]])
 def test_one_product_an_expert_and_one_kernel_for_all_give_the_same(counts: list[int]) -> None:
-    """In bfloat16; the kernel is what runs on an accelerator. An expert without tokens has a gradient of zeros."""
+    """In bfloat16; the kernel is what runs on an accelerator. An expert without tokens has a gradient of zeros, also where none has any."""
     chance = torch.Generator().manual_seed(1)
-    rows = torch.randn(13, 16, generator=chance).bfloat16()
+    rows = torch.randn(sum(counts), 16, generator=chance).bfloat16()
     stack = torch.randn(4, 24, 16, generator=chance).bfloat16()
-    seen = torch.randn(13, 24, generator=chance).bfloat16()
+    seen = torch.randn(sum(counts), 24, generator=chance).bfloat16()
     found = []
     for product in (grouped_linear, in_one_kernel):
         given = [rows.clone().requires_grad_(), stack.clone().requires_grad_()]
@@ -228,21 +227,6 @@ def test_balance_is_one_for_even_use_and_says_how_far_one_expert_is_ahead() -> N
 
 def test_a_dense_model_has_no_routes_to_count() -> None:
     assert RoutedTokens(torch.nn.Linear(2, 2)).take() is None
-
-
-def test_adapters_are_made_for_attention_and_refused_for_experts(base: Path) -> None:
-    with pytest.raises(
-        NoSuchLayer, match=r"names \['down_proj', 'gate_proj', 'up_proj'\], which are matrices of experts"
-    ):
-        load_policy(base, TrainerSettings(lora=Lora()))
-    policy = load_policy(base, TrainerSettings(lora=Lora(rank=2, target_modules=["o_proj"])))
-    policy(PACK, lambda here, logprobs, entropy: wavy(logprobs, entropy, here))[0].backward()
-    assert {name.rpartition(".")[2] for name, one in policy.named_parameters() if one.grad is not None} == {
-        "lora_a",
-        "lora_b",
-    }
-    weights = dict(policy.full_weights())
-    assert set(weights) == set(stored(base))
 
 
 @pytest.fixture(scope="module")
@@ -315,8 +299,22 @@ def test_tokens_that_travel_give_the_gradients_that_weights_give(on_ranks: dict[
     assert on_ranks["stay"][name] == {"Weights": False, "Tokens": True}
 
 
+def test_a_rank_whose_experts_no_token_chooses_computes_with_the_others(on_ranks: dict[str, Any]) -> None:
+    """Forward and backward: it gets no row, gives none back, and its experts have gradients of zeros."""
+    assert on_ranks["one-sided"]["far"] <= 1e-5
+    assert on_ranks["one-sided"]["empty"]
+
+
 def test_experts_that_ranks_cannot_divide_are_refused(on_ranks: dict[str, Any]) -> None:
     assert "its 8 experts cannot be divided over 3 ranks; allowed: 1, 2, 4, 8" in on_ranks["refused"]
+
+
+@pytest.mark.parametrize("changes", [{"scoring_func": "softmax"}, {"topk_method": None}])
+def test_routers_that_vllm_would_compute_otherwise_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    base = write_model(tmp_path, latent(**changes))
+    [(name, said)] = changes.items()
+    with pytest.raises(BadModel, match=f"its config.json has {name} {said!r}: the trainer routes by"):
+        load_policy(base)
 
 
 def test_experts_that_are_computed_otherwise_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from tiny_run import VOCABULARY, make_model, ranks, recipe
 from transformers import AutoModelForCausalLM
 
-from shoal.contracts.recipe import Lora, TrainerSettings
+from shoal.contracts.trainer import Lora, TrainerSettings
 from shoal.storage.growing import Growing, GrowingWriter, Unfinished, partial_folder
 from shoal.training.batches import Segments
 from shoal.training.delivery import Outbox

@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from shoal.contracts.recipe import Lora, TrainerSettings
+from shoal.contracts.trainer import Lora, TrainerSettings
 from shoal.training.attention import packed_attention
 from shoal.training.batches import Segments
 from shoal.training.lora import NoSuchLayer

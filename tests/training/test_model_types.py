@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.model_types.__main__ import SERVED, counts
 from expert_models import write_model
 from model_types import MOST_GAP, REFUSED, TYPES, config_of, tried
 from tools.docs.model_types import model_types_page
@@ -36,7 +37,7 @@ def test_a_type_trains_as_in_float64_and_is_written_as_it_was_read(
     found = tried(TYPES[name], tmp_path)
     assert found["gap_float64"] <= MOST_GAP
     assert found["same_bytes"]
-    kept = {key: value for key, value in stated["types"][name].items() if key not in ("gap_float64", "served")}
+    kept = {key: value for key, value in stated["types"][name].items() if key not in ("gap_float64", *SERVED)}
     assert {key: value for key, value in found.items() if key != "gap_float64"} == kept
 
 
@@ -74,6 +75,7 @@ def test_a_type_is_refused_for_the_reason_on_the_page(stated: dict[str, Any], na
 
 def test_the_page_has_every_type_once(stated: dict[str, Any]) -> None:
     assert set(stated["types"]) == set(TYPES) | set(REFUSED)
+    assert {key: stated[key] for key in counts({})} == counts(stated["types"])
     assert stated["model_types_trained"] == len(TYPES)
     page = model_types_page()
     assert all(page.count(f"| `{name}` |") == 1 for name in stated["types"])

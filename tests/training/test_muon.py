@@ -11,7 +11,7 @@ from sft_rows import sft_settings
 from tiny_run import make_model, recipe, write_base
 
 from shoal.contracts.muon import MuonSettings
-from shoal.contracts.recipe import Lora, TrainerSettings
+from shoal.contracts.trainer import Lora, TrainerSettings
 from shoal.training.model import BadModel, Policy, load_policy
 from shoal.training.muon import ADAMW_SIZE, Muon, orthogonalised, rows_of
 from shoal.training.optimizer import Optimizer

@@ -24,8 +24,9 @@ from tiny_run import (
 
 from servers import Loopback
 from shoal.contracts import keys
-from shoal.contracts.recipe import TrainerSettings, state_every
 from shoal.contracts.steps import StepMetrics
+from shoal.contracts.trainer import TrainerSettings
+from shoal.planner.memory import state_every
 from shoal.storage import Store
 from shoal.training.host_copy import HostCopy
 from shoal.training.loop import Trainer
@@ -241,8 +242,14 @@ def test_weights_and_state_of_one_version_go_on_bit_for_bit_and_say_so(tmp_path:
     assert (one.root / name).read_bytes() == (stopped.root / name).read_bytes()
 
 
-def test_large_models_save_the_state_of_every_tenth_version_unless_asked() -> None:
-    assert [state_every(None, 2_000_000_000), state_every(None, 32_000_000_000), state_every(3, 1)] == [1, 10, 3]
+def test_states_are_saved_so_seldom_that_it_takes_two_percent_of_the_time_unless_asked() -> None:
+    assert [state_every(None, 2_000_000_000), state_every(None, 32_763_876_352), state_every(3, 1)] == [1, 12, 3]
+    assert state_every(None, 671 * 10**9) == 20, "at most"
+    for trained in (10**6, 3 * 10**9, 7 * 10**9, 32 * 10**9):
+        every = state_every(None, trained)
+        share = 12 * trained / 1.25e9 / (every * 22 * 60)
+        assert share <= 0.02
+        assert every == 1 or share > 0.01, "no seldomer than that"
 
 
 def test_a_version_that_is_lost_with_its_pod_is_made_again_from_the_newest_published_one_and_reported_anew(

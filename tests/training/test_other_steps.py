@@ -28,9 +28,10 @@ from tiny_run import (
 from servers import Loopback
 from shoal import telemetry
 from shoal.contracts import keys
-from shoal.contracts.recipe import FailurePolicy, Lora, RollBack, Stability, TrainerSettings
+from shoal.contracts.failures import FailurePolicy, RollBack, Stability
 from shoal.contracts.run import RunConfig
 from shoal.contracts.steps import StepMetrics
+from shoal.contracts.trainer import Lora, TrainerSettings
 from shoal.storage import Store
 from shoal.training.batches import group_relative, plan_of_run
 from shoal.training.loop import Trainer

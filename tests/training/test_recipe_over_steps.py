@@ -13,8 +13,8 @@ from test_other_steps import Pod
 from tiny_run import MAX_LENGTH, Orchestrator, recipe, write_base
 
 from servers import Loopback
-from shoal.contracts.recipe import Lora, TrainerSettings
 from shoal.contracts.schedules import SchedulePoint, value_at
+from shoal.contracts.trainer import Lora, TrainerSettings
 from shoal.errors import EXIT_INPUT_WRONG
 from shoal.training.batches import plan_step
 from shoal.training.custom_objective import BadObjective, load_objective

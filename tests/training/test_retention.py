@@ -10,8 +10,9 @@ from tiny_run import config, make_store, ranks
 from samples import RUN
 from shoal.contracts import keys
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks, BestVersion, EvaluationSettings
-from shoal.contracts.recipe import RollBack, TrainerSettings
+from shoal.contracts.failures import RollBack
 from shoal.contracts.serving import Promotion
+from shoal.contracts.trainer import TrainerSettings
 from shoal.storage import Store
 from shoal.storage.promotions import move_tag, promoted_versions
 from shoal.storage.versions import versions_with_shards

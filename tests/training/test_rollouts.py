@@ -1,6 +1,7 @@
 """Reading a batch: rewards are the verdicts', bytes are those that were accepted, and whatever does not fit is named by file and row."""
 
 import re
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,29 @@ def test_a_full_step_is_read_as_groups_of_samples(store: Store) -> None:
     assert sample.completion_length == len(row.completion_tokens)
     assert sample.policy_version == 4
     assert sample.temperature == pytest.approx(0.9)
+
+
+def test_a_long_file_is_read_row_by_row(store: Store) -> None:
+    """16 rows of 16,384 tokens: as rows of Python they take 14 MB, one of them takes one."""
+    count = 16_384
+    chance = np.random.default_rng(3)
+    rows = [
+        replace(
+            row,
+            completion_tokens=chance.integers(1, VOCABULARY, count).tolist(),
+            completion_logprobs=(-chance.random(count)).tolist(),
+            completion_mask=[True] * count,
+        )
+        for row in rows_of(5)
+    ]
+    file, limits = accept(store, rows), replace(LIMITS, max_length=2 * count)
+    del rows
+    tracemalloc.start()
+    groups = read_groups(store, batch_of(5, [file]), VALIDATOR.public, limits).groups
+    held, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [len(group.samples) for group in groups] == [4, 4, 4, 4]
+    assert most - held < 5e6
 
 
 def test_rewards_are_the_verdicts_and_not_the_files(store: Store) -> None:

@@ -13,8 +13,8 @@ from tiny_run import recipe
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils.logging import disable_progress_bar
 
-from shoal.contracts.recipe import TrainerSettings
 from shoal.contracts.routes import RouteShape, route_shape
+from shoal.contracts.trainer import TrainerSettings
 from shoal.models.places import stacks
 from shoal.training.batches import MicroBatch, micro_batch
 from shoal.training.model import Policy, load_policy

@@ -13,8 +13,8 @@ from tiny_run import Home, Orchestrator, config, fill_step, kill_all, make_store
 
 from servers import Loopback
 from shoal.contracts import keys
-from shoal.contracts.recipe import TrainerSettings
 from shoal.contracts.steps import StepMetrics
+from shoal.contracts.trainer import TrainerSettings
 from shoal.errors import EXIT_INPUT_WRONG
 
 STEPS = 3

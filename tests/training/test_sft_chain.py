@@ -13,10 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from servers import Loopback
 from shoal.contracts import keys
-from shoal.contracts.recipe import GeneratedModel, ModelSource, TaskSource
+from shoal.contracts.model_source import GeneratedModel, ModelSource
 from shoal.contracts.sft import SftDataset, SftSettings
 from shoal.contracts.sft_data import Trace
 from shoal.contracts.steps import StepMetrics
+from shoal.contracts.task_source import TaskSource
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.base import Score
 from shoal.environments.generated_model import make_model

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 from servers import Loopback
 from shoal.contracts import keys
 from shoal.contracts.final_model import FinalModel
-from shoal.contracts.recipe import Lora, TrainerSettings
 from shoal.contracts.sft_data import SftRow, write_sft_rows
 from shoal.contracts.steps import StepMetrics
+from shoal.contracts.trainer import Lora, TrainerSettings
 from shoal.storage import Store
 from shoal.training.loop import Trainer
 from shoal.training.sft.order import BadSchedule

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from samples import METRICS
-from shoal.contracts.recipe import Stability
+from shoal.contracts.failures import Stability
 from shoal.training.stability import History, Incident, after_roll_back, decide, needed_states, observe
 
 WINDOW = 4

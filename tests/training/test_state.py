@@ -18,10 +18,10 @@ from samples import METRICS, RUN
 from shoal import telemetry
 from shoal.contracts import keys
 from shoal.contracts.muon import MuonSettings
-from shoal.contracts.recipe import Lora
+from shoal.contracts.trainer import Lora
 from shoal.storage import Store
 from shoal.training.host_copy import HostCopy
-from shoal.training.lora import add_adapters
+from shoal.training.lora import add_adapters, draw_adapters
 from shoal.training.model import Policy
 from shoal.training.optimizer import Optimizer
 from shoal.training.parallel import Ranks
@@ -41,6 +41,7 @@ class Trained:
         model = make_model(seed, **changes)
         if lora:
             add_adapters(model, Lora(rank=2, target_modules=["q_proj"]))
+            draw_adapters(model)
         self.policy = Policy(model, ranks())
         self.optimizer = Optimizer(
             self.policy.parameters(), recipe(muon=muon), matrices=self.policy.hidden_matrices, on_host=on_host

@@ -11,7 +11,7 @@ from torch import Tensor
 from proxies import Proxy
 from samples import RUN
 from servers import Loopback, Minio
-from shoal.contracts.recipe import S3Storage
+from shoal.contracts.storage import S3Storage
 from shoal.storage import Store, StoreUnavailable
 from shoal.storage.store import open_s3
 from shoal.training.state_files import (

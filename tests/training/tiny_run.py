@@ -24,8 +24,9 @@ from shoal import telemetry
 from shoal.broadcast.publishing import copy_to_store, cut_into
 from shoal.broadcast.tree import Tree
 from shoal.contracts import keys
+from shoal.contracts.completions import LengthReward
 from shoal.contracts.protocol import RunProgress, TrainerProgress
-from shoal.contracts.recipe import LengthReward, Recipe
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.rollouts import Rollout, write_rollouts
 from shoal.contracts.run import Addresses, Prepared, RunConfig
 from shoal.contracts.signed import sign

@@ -15,7 +15,7 @@ import pytest
 from run_documents import RunFolder, snapshot, step_metrics
 from ui_run import UiRun
 
-from servers import Loopback, wait_until
+from servers import PLAIN, Loopback, wait_until
 from shoal.cli import ui
 from shoal.cli.ui import PageAddress, serve
 from shoal.contracts import keys
@@ -43,13 +43,13 @@ def test_the_command_serves_a_run_follows_it_and_ends_when_asked(tmp_path: Path)
     run = UiRun(tmp_path)
     process, url = start(run.path)
     try:
-        live = httpx.get(f"{url}api/live", trust_env=False, timeout=60).json()
+        live = httpx.get(f"{url}api/live", **PLAIN, timeout=60).json()
         assert live["headline"] == "3 of 10 steps trained, version 3"
         assert "`shoal up` is not running" in live["waiting"]
         (run.path / LIVE_FILE).write_bytes(snapshot_bytes(snapshot(time.time(), message="makes the base model")))
 
         def follows() -> bool:
-            return "makes the base model" in httpx.get(f"{url}api/live", trust_env=False, timeout=60).json()["waiting"]
+            return "makes the base model" in httpx.get(f"{url}api/live", **PLAIN, timeout=60).json()["waiting"]
 
         wait_until("the page to follow", follows, 20.0)
     finally:
@@ -66,9 +66,9 @@ def test_off_loopback_a_token_is_printed_once_and_wanted(tmp_path: Path) -> None
         assert process.stdout is not None
         assert "unencrypted" in process.stdout.readline()
         url = url.replace("0.0.0.0", "127.0.0.1")
-        assert httpx.get(f"{url}api/live", trust_env=False, timeout=60).status_code == 401
+        assert httpx.get(f"{url}api/live", **PLAIN, timeout=60).status_code == 401
         headers = {"Authorization": f"Bearer {token}"}
-        assert httpx.get(f"{url}api/live", trust_env=False, timeout=60, headers=headers).status_code == 200
+        assert httpx.get(f"{url}api/live", **PLAIN, timeout=60, headers=headers).status_code == 200
     finally:
         process.send_signal(signal.SIGTERM)
     said, errors = process.communicate(timeout=60)
@@ -113,7 +113,7 @@ def test_a_stream_that_is_closed_gives_its_place_back(
 ) -> None:
     monkeypatch.setattr(service, "MOST_STREAMS", 1)
     page = serve_page(ui_run)
-    with httpx.Client(trust_env=False) as client:
+    with httpx.Client(**PLAIN) as client:
         for _ in range(3):
 
             def opens() -> bool:

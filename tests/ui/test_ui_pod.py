@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from run_documents import progress
 from ui_run import HONEST, MARKUP, UiRun
 
-from servers import Loopback, wait_until
+from servers import PLAIN, Loopback, wait_until
 from shoal.contracts.run_parts import PartState, RunParts
 from shoal.report.snapshot import Part
 from shoal.ui import app as service
@@ -88,7 +88,7 @@ def test_the_page_starts_from_what_is_mounted_answers_who_has_the_token_and_refu
 ) -> None:
     run, url, process = pod
     before = {path: path.stat().st_mtime_ns for path in run.home.rglob("*")}
-    with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+    with httpx.Client(base_url=url, **PLAIN, timeout=30) as client:
 
         def ready() -> bool:
             assert process.poll() is None, process.communicate()[0]
@@ -209,7 +209,7 @@ def test_behind_a_proxy_with_https_the_cookie_never_travels_unencrypted(
 
 def test_a_proxy_is_asked_not_to_hold_the_news_back(ui_run: UiRun, serve_page: Callable[..., Any]) -> None:
     with (
-        httpx.Client(trust_env=False, timeout=20) as client,
+        httpx.Client(**PLAIN, timeout=20) as client,
         client.stream("GET", f"{serve_page(ui_run).url}api/events") as news,
     ):
         assert news.headers["x-accel-buffering"] == "no"

@@ -14,7 +14,7 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-from servers import lacking
+from servers import PLAIN, lacking
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update",
@@ -50,7 +50,7 @@ class Browser:
 
         def address() -> str | None:
             try:
-                pages = httpx.get(f"http://127.0.0.1:{port}/json/list", trust_env=False).json()
+                pages = httpx.get(f"http://127.0.0.1:{port}/json/list", **PLAIN).json()
             except httpx.HTTPError:
                 return None
             return next((each["webSocketDebuggerUrl"] for each in pages if each["type"] == "page"), None)

@@ -3,18 +3,22 @@ tests/inference.
 """
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tiny_policy
 
 from shoal.contracts.protocol import ValidationJob
-from shoal.contracts.recipe import ProofThresholds
 from shoal.contracts.rollouts import Rollout, RolloutMetadata, write_rollouts
+from shoal.contracts.run import PublicRun
+from shoal.contracts.tasks import Task
+from shoal.contracts.thresholds import ProofThresholds
+from shoal.contracts.validation import Validation
 from shoal.contracts.verdicts import Verdict
-from shoal.environments import Score
-from shoal.environments.tokens import completion_text
+from shoal.environments import Environment, Score
+from shoal.environments.tokens import Tokenizer, completion_text
 from shoal.inference.completions import Completion
 from shoal.inference.rollouts import assemble
 from shoal.validation.facts import Facts
@@ -52,6 +56,29 @@ CALIBRATED = ProofThresholds(max_exponent_mismatches=2, max_mantissa_error_mean=
 """For float32: 2,744 honest proofs of this model had no mismatch and mean errors of at most 0.016; after one update
 of 1e-4 the\nleast mean error is 0.18.
 """
+
+
+def facts_of(
+    environment: Environment, tasks: Sequence[Task], tokenizer: Tokenizer, public: PublicRun, **more: Any
+) -> Facts:
+    """What a validator knows of the tiny run; it looks at 8 rows of each file. `more`: fields that the run has of its own."""
+    facts = Facts(
+        run="tiny",
+        model_id="tiny-model",
+        environment=environment,
+        environment_digest=public.environment_digest,
+        tasks=tasks,
+        tokenizer=tokenizer,
+        eos_token_ids=frozenset({tiny_policy.EOS}),
+        vocabulary=258,
+        hidden_size=128,
+        group_size=public.group_size,
+        max_sequence_length=public.max_sequence_length,
+        sampling=public.sampling,
+        length_reward=public.length_reward,
+        validation=Validation(proof_rows_share=0.5, proof_rows_floor=8, thresholds=CALIBRATED),
+    )
+    return replace(facts, **more)
 
 
 @dataclass

@@ -9,15 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from court import CALIBRATED, DIGEST, JOB, METADATA, VERSION, Court, OnePolicy
-from turn_policy import ENVIRONMENT, EOS, LEASE, PUBLIC, REST, TASKS, Lying, TurnScenario, call
+from court import DIGEST, JOB, METADATA, VERSION, Court, OnePolicy
+from turn_policy import LEASE, PUBLIC, REST, Lying, TurnScenario, call, facts_of_turns
 
 from shoal.contracts.protocol import ValidationJob
-from shoal.contracts.recipe import Validation
 from shoal.contracts.rollouts import Rollout, sampled_stretches
 from shoal.contracts.verdicts import Verdict
 from shoal.environments import interpreter
-from shoal.validation.facts import Facts
 from shoal.validation.metrics import TOOL_DISAGREEMENTS, TOOL_ROWS_OUT_OF_TIME
 from shoal.validation.policies import LoadedPolicy
 
@@ -33,24 +31,7 @@ def given(*answers: str) -> str:
 
 def judge(folder: Path, made: TurnScenario, rows: Sequence[Rollout], job: ValidationJob = LEASED) -> Verdict:
     """The verdict of a validator that looks at every row."""
-    facts = Facts(
-        run="tiny",
-        model_id="tiny-model",
-        environment=ENVIRONMENT,
-        environment_digest=PUBLIC.environment_digest,
-        tasks=TASKS,
-        tokenizer=made.tokenizer,
-        eos_token_ids=EOS,
-        vocabulary=258,
-        hidden_size=128,
-        group_size=PUBLIC.group_size,
-        max_sequence_length=PUBLIC.max_sequence_length,
-        sampling=PUBLIC.sampling,
-        length_reward=None,
-        validation=Validation(proof_rows_share=0.5, proof_rows_floor=8, thresholds=CALIBRATED),
-        prompt=made.terms,
-    )
-    court = Court(made, facts, OnePolicy(LoadedPolicy(VERSION, DIGEST, made.model)), folder)
+    court = Court(made, facts_of_turns(made), OnePolicy(LoadedPolicy(VERSION, DIGEST, made.model)), folder)
     return court.judge(list(rows), replace(METADATA, environment_digest=PUBLIC.environment_digest), job)
 
 

@@ -11,8 +11,8 @@ from court import JOB, METADATA, STATISTICAL, Court, OnePolicy
 from test_continuation_rows import EACH, PARENTS, VINE, VineCourt, refused, unclaimed
 
 from shoal.contracts.protocol import ValidationJob
-from shoal.contracts.recipe import Validation
 from shoal.contracts.rollouts import Rollout
+from shoal.contracts.validation import Validation
 from shoal.contracts.vine import VineSettings, continuations
 from shoal.environments.sampling import sample
 from shoal.validation import sequential

@@ -7,9 +7,9 @@ import pytest
 import tiny_policy
 from court import JOB, METADATA, VERSION, Court
 
+from shoal.contracts.completions import Sampling
 from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.protocol import Lease, StepInfo, ValidationJob
-from shoal.contracts.recipe import Sampling
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import Verdict
 from shoal.environments import Score

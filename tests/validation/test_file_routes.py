@@ -8,19 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_policy
-from court import CALIBRATED, DIGEST, METADATA, VERSION, Court, OnePolicy
+from court import CALIBRATED, DIGEST, METADATA, VERSION, Court, OnePolicy, facts_of
 from expert_policy import grouped_config, make_expert_policy
 from transformers import AutoTokenizer
 
-from shoal.contracts.recipe import Validation
 from shoal.contracts.rollouts import Rollout, read_rollouts, write_rollouts
 from shoal.contracts.routes import RouteShape
+from shoal.contracts.validation import Validation
 from shoal.contracts.verdicts import Verdict
 from shoal.inference.completions import Completion
 from shoal.inference.rollouts import assemble
 from shoal.models.places import stacks
 from shoal.models.routes import decode, encode
-from shoal.validation.facts import Facts
 from shoal.validation.models import load_model
 from shoal.validation.parsing import parse_file
 from shoal.validation.policies import LoadedPolicy
@@ -65,25 +64,16 @@ def routed(tmp_path_factory: pytest.TempPathFactory) -> Routed:
 
 @pytest.fixture(scope="module")
 def bench(routed: Routed, tmp_path_factory: pytest.TempPathFactory) -> Court:
-    facts = Facts(
-        run="tiny",
-        model_id="tiny-model",
-        environment=tiny_policy.ENVIRONMENT,
-        environment_digest=PUBLIC.environment_digest,
-        tasks=tiny_policy.TASKS,
-        tokenizer=AutoTokenizer.from_pretrained(routed.folder["old"]),
-        eos_token_ids=EOS,
-        vocabulary=258,
-        hidden_size=128,
-        group_size=PUBLIC.group_size,
-        max_sequence_length=PUBLIC.max_sequence_length,
-        sampling=PUBLIC.sampling,
-        length_reward=PUBLIC.length_reward,
-        validation=Validation(proof_rows_share=1.0, proof_rows_floor=24, thresholds=CALIBRATED),
+    facts = facts_of(
+        tiny_policy.ENVIRONMENT,
+        tiny_policy.TASKS,
+        AutoTokenizer.from_pretrained(routed.folder["old"]),
+        PUBLIC,
         routes=SHAPE,
+        validation=Validation(proof_rows_share=1.0, proof_rows_floor=24, thresholds=CALIBRATED),
     )
     policies = OnePolicy(LoadedPolicy(VERSION, DIGEST, load_model(routed.folder["old"])))
-    return Court(None, facts, policies, tmp_path_factory.mktemp("bench"))  # type: ignore[arg-type]  # no scenario: rows come from `routed`
+    return Court(None, facts, policies, tmp_path_factory.mktemp("bench"))
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from test_validator_process import ROLE_KEYS, publish
 
 from samples import PROOF_PROFILE
 from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile
-from shoal.contracts.recipe import FileMean, ProofThresholds
 from shoal.contracts.rollouts import Rollout
+from shoal.contracts.thresholds import FileMean, ProofThresholds
 from shoal.contracts.verdicts import Verdict
 from shoal.storage.store import open_folder
 from shoal.toploc import codec

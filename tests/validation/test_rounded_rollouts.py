@@ -145,7 +145,7 @@ def test_only_files_with_the_term_name_it(run: RoundedRun, court: Court) -> None
     assert read_rollouts(write_rollouts(run.old, METADATA))[1] == METADATA
     assert b"shoal.quantization" not in write_rollouts(court.rows(court.made.old), METADATA)
     with pytest.raises(BadRollouts, match=r"lacks shoal\.model"):
-        read_rollouts(write_rollouts(run.old, replace(ROUNDED, model=None)))  # type: ignore[arg-type]  # what the writer then leaves out
+        read_rollouts(write_rollouts(run.old, replace(ROUNDED, model=None)))
 
 
 def test_the_rule_is_that_of_each_matrix_of_a_layer(run: RoundedRun, court: Court) -> None:

@@ -10,8 +10,8 @@ import torch
 from court import JOB, STATISTICAL, Court
 
 from shoal.contracts.protocol import ValidationJob
-from shoal.contracts.recipe import Validation
 from shoal.contracts.rollouts import Rollout
+from shoal.contracts.validation import Validation
 from shoal.validation.prefill import OTHER_TEMPERATURES, Prefill
 from shoal.validation.sequential import (
     PARTS,

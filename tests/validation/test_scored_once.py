@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from shoal.contracts.recipe import Validation
 from shoal.contracts.tasks import Task
+from shoal.contracts.validation import Validation
 from shoal.environments import Score, Unscorable, scored_once
 from shoal.environments.scored_once import AGAIN, SECOND_TRIES, ProgramTime, ScoredOnce
 from shoal.validation.checks import reward
@@ -81,6 +81,8 @@ def rewards_of(scorer: "Scorer | Flaky", texts: list[str], claims: float | None 
         environment=scorer,
         tasks=TASKS,
         length_reward=None,
+        turn_credit=False,
+        is_claimed=lambda row: False,
         validation=Validation(program_seconds=100),
     )
     file = cast(Any, SimpleNamespace(rows=rows, job=SimpleNamespace(node="ab" * 32)))
@@ -106,6 +108,28 @@ def test_a_file_of_answers_that_cannot_be_scored_is_not_tried_again_for_ever() -
     scorer = Scorer(failures=1000)
     assert rewards_of(scorer, [str(number) for number in range(100)]) == [None] * 100
     assert len(scorer.asked) == 100 + SECOND_TRIES
+
+
+def test_what_failed_ahead_of_its_file_has_all_of_its_tries_with_it() -> None:
+    scorer = Scorer(failures=2)
+    scores = kept(scorer)
+    for _ in range(2):
+        scores.ahead(TASKS[0], "7")
+    assert scores.reward(TASKS[0], "7") == 0.0
+    scorer.failures = 1000
+    for number in range(2 * SECOND_TRIES):
+        scores.ahead(TASKS[1], str(number))
+    scorer.failures = len(scorer.asked) + 1
+    assert scores.reward(TASKS[1], "42") == 1.0, "no second try was used up"
+
+
+def test_what_was_scored_ahead_is_not_scored_again() -> None:
+    scorer = Scorer()
+    scores = kept(scorer)
+    scores.ahead(TASKS[0], "42")
+    scores.ahead(TASKS[0], "42")
+    assert scores.reward(TASKS[0], "42") == 1.0
+    assert len(scorer.asked) == 1
 
 
 def test_what_ran_into_its_limit_of_time_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

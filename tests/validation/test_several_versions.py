@@ -13,7 +13,7 @@ import tiny_policy
 import torch
 from court import CALIBRATED, JOB, METADATA, VERSION, Court
 
-from shoal.contracts.recipe import LengthReward, Sampling, Validation
+from shoal.contracts.completions import LengthReward, Sampling
 from shoal.contracts.rollouts import (
     SEGMENT_TOKENS,
     BadRollouts,
@@ -23,6 +23,7 @@ from shoal.contracts.rollouts import (
     read_rollouts,
     write_rollouts,
 )
+from shoal.contracts.validation import Validation
 from shoal.contracts.verdicts import Verdict
 from shoal.environments.prompts import prompt_tokens
 from shoal.inference.rollouts import PlannedRow, assemble, plan_submission
@@ -75,10 +76,10 @@ class Swapped:
     models: dict[int, torch.nn.Module]
     policies: TwoPolicies
 
-    def judge(self, rows: list[Rollout], metadata=SEVERAL, job=JOB, facts: Facts | None = None) -> Verdict:  # type: ignore[no-untyped-def]
+    def judge(self, rows: list[Rollout], metadata=SEVERAL, job=JOB, facts: Facts | None = None) -> Verdict:
         return self.judge_bytes(write_rollouts(rows, metadata), job, facts)
 
-    def judge_bytes(self, data: bytes, job=JOB, facts: Facts | None = None) -> Verdict:  # type: ignore[no-untyped-def]
+    def judge_bytes(self, data: bytes, job=JOB, facts: Facts | None = None) -> Verdict:
         path = self.court.folder / "several.parquet"
         path.write_bytes(data)
         self.policies.loads.clear()
@@ -94,7 +95,7 @@ class Swapped:
             logprobs += [min(float(value), 0.0) for value in ours.logprobs]
         return replace(row, proofs=proofs, completion_logprobs=logprobs)
 
-    def with_each(self, change) -> list[Rollout]:  # type: ignore[no-untyped-def]
+    def with_each(self, change) -> list[Rollout]:
         """The file with every row of two segments changed."""
         return [change(row) if len(row.segment_versions) > 1 else row for row in self.honest]
 
@@ -103,7 +104,7 @@ class Swapped:
 def swapped(court: Court) -> Swapped:
     made = court.made
 
-    def render(task, target):  # type: ignore[no-untyped-def]
+    def render(task, target):
         return prompt_tokens(made.tokenizer, tiny_policy.ENVIRONMENT, task, target, None)
 
     planned = plan_submission(tiny_policy.WORK, tiny_policy.STEP, tiny_policy.LEASE, PUBLIC, tiny_policy.TASKS, render)
@@ -197,8 +198,8 @@ def from_a_kept_cache(swapped: Swapped, row: Rollout) -> Rollout:
     start = row.segment_starts[1]
     tokens = torch.tensor([[*row.prompt_tokens, *row.completion_tokens]])
     before = len(row.prompt_tokens) + start - 1
-    cache = swapped.models[OLD].model(tokens[:, :before], use_cache=True).past_key_values  # type: ignore[operator, union-attr]
-    states = swapped.models[NEW].model(tokens[:, before:-1], past_key_values=cache).last_hidden_state[0]  # type: ignore[operator, union-attr]
+    cache = swapped.models[OLD].model(tokens[:, :before], use_cache=True).past_key_values
+    states = swapped.models[NEW].model(tokens[:, before:-1], past_key_values=cache).last_hidden_state[0]
     return replace(
         row, proofs=row.proofs[: start // SEGMENT_TOKENS * codec.PROOF_BYTES] + codec.encode(np.asarray(states))
     )

@@ -6,17 +6,15 @@ from collections.abc import Sequence
 import pytest
 import tiny_policy
 import tool_policy
-from court import CALIBRATED, DIGEST, JOB, METADATA, VERSION, Court, OnePolicy
+from court import DIGEST, JOB, METADATA, VERSION, Court, OnePolicy, facts_of
 from tool_policy import CALL, ENVIRONMENT, EOS, LEASE, PUBLIC, REST, RESULT, TASKS, ToolScenario
 
-from shoal.contracts.recipe import Validation
 from shoal.contracts.rollouts import Rollout, sampled_stretches
 from shoal.contracts.verdicts import Verdict
 from shoal.environments import Unscorable
 from shoal.environments.episodes import Tools
 from shoal.environments.tool import Tool
 from shoal.toploc import codec
-from shoal.validation.facts import Facts
 from shoal.validation.policies import LoadedPolicy
 from shoal.validation.prefill import prefill
 
@@ -32,22 +30,7 @@ def made() -> ToolScenario:
 @pytest.fixture(scope="session")
 def bench(made: ToolScenario, tmp_path_factory: pytest.TempPathFactory) -> Court:
     """The court of a run with tools."""
-    facts = Facts(
-        run="tiny",
-        model_id="tiny-model",
-        environment=ENVIRONMENT,
-        environment_digest=PUBLIC.environment_digest,
-        tasks=TASKS,
-        tokenizer=made.tokenizer,
-        eos_token_ids=EOS,
-        vocabulary=258,
-        hidden_size=128,
-        group_size=PUBLIC.group_size,
-        max_sequence_length=PUBLIC.max_sequence_length,
-        sampling=PUBLIC.sampling,
-        length_reward=None,
-        validation=Validation(proof_rows_share=0.5, proof_rows_floor=8, thresholds=CALIBRATED),
-    )
+    facts = facts_of(ENVIRONMENT, TASKS, made.tokenizer, PUBLIC)
     policies = OnePolicy(LoadedPolicy(VERSION, DIGEST, made.model))
     return Court(made, facts, policies, tmp_path_factory.mktemp("bench"))
 

@@ -9,19 +9,17 @@ import tiny_policy
 import tool_policy
 import torch
 import turn_policy
-from court import CALIBRATED, DIGEST, JOB, VERSION, Court, OnePolicy
+from court import DIGEST, JOB, VERSION, Court, OnePolicy, facts_of
 from socket_agent import Agent
 
 from shoal.contracts.keys import version_name
 from shoal.contracts.prompts import PromptSettings
-from shoal.contracts.recipe import Validation
 from shoal.contracts.rollouts import read_rollouts, sampled_stretches
 from shoal.contracts.run import AgentState
 from shoal.environments import digest
 from shoal.environments.interpreter import Interpreter
 from shoal.environments.prompt_check import decided
 from shoal.environments.prompts import load_tokenizer, prompt_tokens
-from shoal.validation.facts import Facts
 from shoal.validation.policies import LoadedPolicy
 
 ENVIRONMENT = Interpreter()
@@ -82,23 +80,7 @@ def test_a_worker_with_a_real_engine_calls_the_interpreter_and_its_file_is_accep
         )
         data = tool_policy.file_of_a_worker(home, Agent(state=state, tasks=TASKS, step=tiny_policy.STEP), ADDRESS)
         rows, _ = read_rollouts(data)
-        facts = Facts(
-            run="tiny",
-            model_id="tiny-model",
-            environment=ENVIRONMENT,
-            environment_digest=public.environment_digest,
-            tasks=TASKS,
-            tokenizer=tokenizer,
-            eos_token_ids=EOS,
-            vocabulary=258,
-            hidden_size=128,
-            group_size=public.group_size,
-            max_sequence_length=public.max_sequence_length,
-            sampling=public.sampling,
-            length_reward=None,
-            validation=Validation(proof_rows_share=0.5, proof_rows_floor=8, thresholds=CALIBRATED),
-            prompt=terms,
-        )
+        facts = facts_of(ENVIRONMENT, TASKS, tokenizer, public, prompt=terms)
         court = Court(None, facts, OnePolicy(LoadedPolicy(VERSION, DIGEST, model)), home / "tmp")
         lease = turn_policy.LEASE
         job = JOB.model_copy(update={"lease": lease.lease, "submission": lease.submission})

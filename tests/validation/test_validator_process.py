@@ -1,7 +1,6 @@
 """One validator process: signed claims and verdicts over HTTP, files and weights from a folder store."""
 
 import hashlib
-import signal
 import subprocess
 import sys
 import threading
@@ -16,16 +15,20 @@ import tiny_policy
 from court import CALIBRATED, JOB, Court
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from servers import STARTED_WITH, structured_lines
+from servers import PLAIN, STARTED_WITH, structured_lines
 from shoal.contracts import keys
+from shoal.contracts.model_source import GeneratedModel, ModelSource
 from shoal.contracts.protocol import ClaimRequest, ValidationJob
-from shoal.contracts.recipe import GeneratedModel, ModelSource, Recipe, StorageSpec, TaskSource, Validation
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.rollouts import RolloutMetadata, write_rollouts
 from shoal.contracts.roster import ROLES, Roster
 from shoal.contracts.run import Addresses, Prepared, RunConfig
 from shoal.contracts.signed import Signed, sign
+from shoal.contracts.storage import StorageSpec
+from shoal.contracts.task_source import TaskSource
 from shoal.contracts.task_table import write_tasks
 from shoal.contracts.tasks import tasks_digest
+from shoal.contracts.validation import Validation
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.weights import CheckpointFile, ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.crypto.canonical import document_digest
@@ -237,7 +240,7 @@ def test_an_honest_file_is_accepted_after_prepare_has_finished(validating: Valid
 
 def test_the_time_of_a_check_names_its_step(validating: Validating) -> None:
     accepts = {"Accept": "application/openmetrics-text; version=1.0.0"}
-    told = httpx.get(f"http://{ADDRESS}:{METRICS_PORT}/metrics", headers=accepts, trust_env=False, timeout=30).text
+    told = httpx.get(f"http://{ADDRESS}:{METRICS_PORT}/metrics", headers=accepts, **PLAIN, timeout=30).text
     exemplars = [
         sample.exemplar.labels
         for family in text_string_to_metric_families(told)
@@ -289,8 +292,12 @@ def test_nothing_is_left_on_disk_but_the_weights(validating: Validating) -> None
     assert left == {"base", "policies"}
 
 
-def test_on_sigterm_it_finishes_and_exits_with_0(validating: Validating) -> None:
-    validating.process.send_signal(signal.SIGTERM)
+def test_on_sigterm_the_file_in_hand_has_its_verdict_and_it_exits_with_0(
+    validating: Validating, deadline: Deadline
+) -> None:
+    validating.orchestrator.after_claim = validating.process.terminate
+    verdict = validating.verdict_on(validating.honest_bytes(), deadline)
+    assert (verdict.outcome, verdict.evidence) == ("accept", "")
     assert validating.process.wait(timeout=60) == 0
     validating.log.seek(0)
     structured_lines(validating.log.read(), role="validator", pod="tiny-validator-0")  # torch's and transformers' too

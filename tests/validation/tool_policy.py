@@ -22,9 +22,9 @@ from transformers import AutoTokenizer
 
 import samples
 from servers import STARTED_WITH, wait_until
+from shoal.contracts.completions import Sampling
 from shoal.contracts.keys import version_name
 from shoal.contracts.pools import EngineSettings
-from shoal.contracts.recipe import Sampling
 from shoal.contracts.rollouts import read_rollouts
 from shoal.contracts.run import AgentState, NodeConfig
 from shoal.contracts.signed import sign

@@ -17,10 +17,10 @@ from typing import Any
 import tiny_policy
 import tool_policy
 import torch
-from court import VERSION
+from court import VERSION, facts_of
 
+from shoal.contracts.completions import Sampling
 from shoal.contracts.prompts import PromptSettings, PromptTerms
-from shoal.contracts.recipe import Sampling
 from shoal.contracts.rollouts import Rollout, sampled_stretches
 from shoal.contracts.tasks import Task, tasks_digest
 from shoal.environments import Score, digest
@@ -33,6 +33,7 @@ from shoal.inference.rollouts import assemble, plan_submission
 from shoal.inference.tool_episodes import play
 from shoal.sampling import gumbel
 from shoal.toploc import codec
+from shoal.validation.facts import Facts
 from shoal.validation.prefill import prefill
 
 
@@ -201,6 +202,11 @@ class TurnScenario:
             start = end
         claimed = [min(float(next(logprobs)), 0.0) if sampled else 0.0 for sampled in row.completion_mask]
         return dataclasses.replace(row, completion_logprobs=claimed, proofs=proofs)
+
+
+def facts_of_turns(made: TurnScenario) -> Facts:
+    """What a validator knows of the run of these turns."""
+    return facts_of(ENVIRONMENT, TASKS, made.tokenizer, PUBLIC, prompt=made.terms)
 
 
 class Lying(Turns):

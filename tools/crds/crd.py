@@ -9,6 +9,7 @@ from shoal_operator.api import KINDS
 from shoal_operator.api.base import GROUP, VERSION
 from shoal_operator.api.rules import rules_of
 from shoal_operator.api.schema import structural_schema
+from shoal_operator.render import PlainDumper
 
 PLURALS = {
     "TrainingRun": "trainingruns",
@@ -136,15 +137,10 @@ def _field_schema(model: type[BaseModel], field: str) -> dict[str, Any]:
     return structural_schema(members[0])
 
 
-class _CrdDumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
 def crd_yaml(kind: str) -> str:
     """The CRD as YAML text, keys in the order given, so that a diff shows what changed."""
     header = "# Made by `make crds` from operator/shoal_operator/api: change it there.\n"
-    return header + yaml.dump(crd(kind), Dumper=_CrdDumper, sort_keys=False, width=120)
+    return header + yaml.dump(crd(kind), Dumper=PlainDumper, sort_keys=False, width=120)
 
 
 def file_name(kind: str) -> str:

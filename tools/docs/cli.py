@@ -60,6 +60,6 @@ def _parameters(command: Any) -> list[str]:
         if parameter.name == "help":
             continue
         described = parameter.get_help_record(command.make_context("shoal", [], resilient_parsing=True))
-        name, text = described if described else (parameter.human_readable_name, parameter.help or "")
+        name, text = described or (parameter.human_readable_name, parameter.help or "")
         rows.append((f"`{' '.join(name.split())}`", text.replace(str(Path.home()), "~")))
     return table(("argument or option", ""), rows) if rows else []

@@ -221,7 +221,7 @@ class _Names:
             case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in self._names:
                 return getattr(type(self._names[name]), attribute, None)  # a method of what the handler closes over
             case ast.Subscript(value=ast.Name(id="Signed"), slice=within):
-                return Signed[self.value(within)]  # type: ignore[misc]
+                return Signed[self.value(within)]  # type: ignore[misc]  # a type that is found at run time
         return None
 
     def returned(self, expression: ast.expr) -> Any:

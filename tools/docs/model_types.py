@@ -19,13 +19,15 @@ def model_types_page(path: Path = RESULT) -> str:
         "- **float64**: greatest relative difference of loss, log-probabilities, entropies and all gradients. A pack's are compared with those that"
         " transformers finds for each sample alone. All are float64, norms and softmax too.",
         "- **export**: a version has the names and bytes of the checkpoint that was read.",
-        "- **adapters**: where `trainer.settings.lora` can put them. Its default `targetModules` name all linear layers of most types; on others the"
-        " trainer says which names there are.",
+        "- **adapters**: where `trainer.settings.lora` can put them. Its default `targetModules` name all linear layers of most types, and all"
+        " experts; on others the trainer says which names there are.",
         "- **planned**: `shoal plan` counts its parameters exactly.",
-        "- **vLLM**: vLLM's CPU build serves the version, and its log-probabilities are the trainer's within 0.001 nats.",
+        "- **vLLM**: a worker's engine with vLLM's CPU build serves the version, and its log-probabilities are the trainer's within 0.001 nats.",
+        "- **redraw**: a validator draws all of that engine's tokens again from their seeds.",
+        "- **proofs**: a validator accepts all proofs of that engine.",
         "",
-        "| type | shows | float64 | export | adapters | planned | vLLM |",
-        "|---|---|---|---|---|---|---|",
+        "| type | shows | float64 | export | adapters | planned | vLLM | redraw | proofs |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [_trained(name, found) for name, found in types.items() if "reason" not in found]
     lines += ["", "## Refused", "", "The trainer ends when it loads such a model, with this reason.", ""]
@@ -47,7 +49,7 @@ def _trained(name: str, found: dict[str, Any]) -> str:
         export,
         _cell(found["adapters"]),
         planned,
-        _cell(found["served"]),
+        *(_cell(found[key]) for key in ("served", "redraw", "proofs")),
     )
     return f"| {' | '.join(cells)} |"
 

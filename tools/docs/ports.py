@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from tools.docs.tables import GENERATED, table
 
+from shoal.contracts.hosts import LINK_PORT, RENDEZVOUS_PORT, STATE_PORT
 from shoal.contracts.relays import OUTSIDE_PORT
 from shoal.orchestrator.metrics import NODE_METRICS_PORT
 from shoal_operator.api.manifest import load_manifest
@@ -76,10 +77,10 @@ def everything() -> list[dict[str, Any]]:
         "trainer": {"islands": {"count": 2}},
     }
     [islands] = load_manifest(yaml.safe_dump(manifest | {"spec": of_islands}), "islands")
-    both: list[dict[str, Any]] = render(run)  # type: ignore[arg-type]
+    both: list[dict[str, Any]] = render(run)  # type: ignore[arg-type]  # both manifests are of runs
     return both + [
         made
-        for made in render(islands)  # type: ignore[arg-type]
+        for made in render(islands)  # type: ignore[arg-type]  # the same
         if made["metadata"]["labels"][names.COMPONENT_LABEL] in ("island", "lighthouse")
         or made["metadata"]["name"].startswith(f"{manifest['metadata']['name']}-trainer-")
         or "-island-" in made["metadata"]["name"]
@@ -105,7 +106,8 @@ def ports_page() -> str:
     lines += [
         "## Ports",
         "",
-        "The pods of a run by container, then the chart's own. NetworkPolicies admit only the named callers and kubelets' probes. The chart's",
+        "The pods of a run by container, then the chart's own. NetworkPolicies admit only the named callers and kubelets' probes. They admit",
+        "the operator from its own namespace only; one that runs outside of the cluster makes policies for any namespace. The chart's",
         "`metrics.runMonitor.prometheusNamespace`, or a policy of yours, admits Prometheus. With `networkPolicy.enabled: false` any pod may",
         "connect to MinIO too.",
         "",
@@ -152,6 +154,10 @@ def _ports(objects: list[dict[str, Any]]) -> list[tuple[object, ...]]:
             "trainer",
         )
     )
+    hosts = "pods of the same pool, with `engine.hosts`"
+    rows.append((LINK_PORT, "pool", "worker", "the link between the hosts of an engine", hosts))
+    rows.append((RENDEZVOUS_PORT, "pool", "worker", "where vLLM's ranks meet; they choose further ports", hosts))
+    rows.append((STATE_PORT, "pool", "agent", "to the engine's other agents: relays, a token for them, keys", hosts))
     rows.append((NODE_METRICS_PORT, "orchestrator", "orchestrator", "metrics of single nodes", "Prometheus, if let in"))
     rows.append((OPERATOR_PORT, "operator", "operator", "health, metrics", "any pod of the cluster"))
     rows.append(

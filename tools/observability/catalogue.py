@@ -184,7 +184,7 @@ def families(module_name: str) -> list[tuple[str, str, tuple[str, ...], str]]:
         ]
         made = list(Gauges(WorkQueue(metrics), [], [], lambda: True, lambda: 0.0).collect())
     return found + [
-        (family.name, str(family.type), tuple(family._labelnames), family.documentation)  # type: ignore[attr-defined]
+        (family.name, str(family.type), tuple(family._labelnames), family.documentation)  # type: ignore[attr-defined]  # all are MetricFamily
         for family in made
     ]
 

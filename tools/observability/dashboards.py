@@ -213,6 +213,11 @@ TRUST = Board(
                 "{{run}} {{outcome}}": one("shoal_answers_ratio", by="outcome"),
                 "{{run}} groups all {{outcome}}": one("shoal_groups_alike_ratio", by="outcome"),
             }, "percentunit", "Of the newest 64 groups.", "ShoalCannotLearn"),
+            Panel("Rows that nobody's fault leaves unscored", {
+                "{{run}} rewards of turns of {{environment}}": rate("shoal_validator_turn_reward_faults_total", by="environment"),
+                "{{run}} answers of functions differ": rate("shoal_validator_tool_disagreements_total"),
+                "{{run}} programs out of time": rate("shoal_validator_tool_rows_out_of_time_total"),
+            }, "ops", runbook="ShoalTurnRewardsWrong", stacked=True),
             Panel("Groups kept and dropped", {"{{run}} {{outcome}}": one("shoal_judged_groups", by="outcome")}, says="By the online filter.",
                   runbook="ShoalStalledOnSignal"),
         ),

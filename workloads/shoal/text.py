@@ -4,14 +4,26 @@ Comes in: anything that a process, a manifest or a stranger's machine wrote. Goe
 in a terminal; callers put it into `rich.text.Text`, never into markup. Called by every module of `cli` and `report` that shows something. Pure.
 """
 
+import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 SPARKS = "▁▂▃▄▅▆▇█"
 NONE = "-"
 """Shown where a figure is not known (yet)."""
+Say = Callable[[str], None]
+"""Shows a line to whoever asked."""
+
+
+def json_object(text: str) -> dict[str, object]:
+    """The JSON object that `text` is; empty where it is anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def plain(value: object, limit: int = 120) -> str:

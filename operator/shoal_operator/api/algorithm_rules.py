@@ -14,6 +14,7 @@ from shoal.contracts.algorithm import (
     Gspo,
     OneOf,
     PolicyLoss,
+    SourceAlgorithm,
     TwoSidedClip,
     TwoSidedGrpo,
 )
@@ -76,6 +77,7 @@ def _clip_rules(model: type[Clip]) -> tuple[Rule, ...]:
 ALGORITHM_RULES: tuple[Rule, ...] = (
     _exactly_one(Algorithm),
     _exactly_one(PolicyLoss),
+    _exactly_one(SourceAlgorithm),
     *(
         rule
         for model in (Clip, TwoSidedClip, Grpo, TwoSidedGrpo, Dapo, Gspo, CustomObjective)
@@ -115,5 +117,30 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
         good={"recipe": {"adamBeta1": 0.9, "routerReplay": "Replay"}},
         bad={"recipe": {"adamBeta1": 0.9}},
         old={"recipe": {"adamBeta1": 0.9, "routerReplay": "Report"}},
+    ),
+    *(
+        Rule(
+            model="Recipe",
+            expression=f"!has(self.credit) || self.credit == 'Episode' || !has(self.algorithm.{name})",
+            message=f"must be Episode with algorithm {name}, {why}",
+            field="credit",
+            good={"algorithm": {"dapo": {}}, "credit": "Turn"},
+            bad={"algorithm": {name: {}}, "credit": "Turn"},
+        )
+        for name, why in (
+            ("prime", "whose reward model says what each token earned"),
+            ("vineppo", "whose continuations say what each part earned"),
+            ("gspo", "whose ratio is of a whole completion"),
+        )
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="(has(self.recipe.credit) && self.recipe.credit == 'Turn') == "
+        "(has(oldSelf.recipe.credit) && oldSelf.recipe.credit == 'Turn')",
+        message="cannot change once the run exists, whose verdicts tell rewards of turns or not; start a new run instead",
+        field="recipe.credit",
+        good={"recipe": {"adamBeta1": 0.9, "credit": "Turn"}},
+        bad={"recipe": {"adamBeta1": 0.9}},
+        old={"recipe": {"adamBeta1": 0.9, "credit": "Turn"}},
     ),
 )

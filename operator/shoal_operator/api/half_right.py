@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal_operator.api.rule import Rule
-from shoal_operator.api.rules import RULES, evaluated
+from shoal_operator.api.rules import RULES, evaluated, variables
 from shoal_operator.api.schema import Schema, schema_message
 
 Place = tuple[str | int, ...]
@@ -70,7 +70,7 @@ def _below(
 
 def _is_broken(rule: Rule, value: dict[str, Any]) -> bool:
     try:
-        return evaluated(rule, value) is False
+        return evaluated(rule, variables(value)) is False
     except Exception:  # a value beside those that the rule reads has no counterpart in CEL; its own mistake is told
         return False
 

@@ -29,6 +29,12 @@ class PoolFields(SpecModel):
 
     replicas: int = Field(2, ge=0, le=10_000, description="Rollout workers.")
     engine: EngineSettings = Field(default_factory=EngineSettings, description="Arguments of each worker's engine.")
+    hosts_by: Literal["LeaderWorkerSet"] | None = Field(
+        None,
+        exclude_if=unset,
+        description="What makes the pods of engines over several hosts. LeaderWorkerSet 0.8 or later must be there; it replaces all pods of an engine"
+        " when one ends (docs/adr/0135). Absent: one StatefulSet has the pods of all engines, and containers start again in them.",
+    )
     gpu: Gpus = Field(default_factory=Gpus, description="Accelerators of one worker.")
     open: bool = Field(
         False, description="Whether strangers' machines may join this pool; otherwise its own pods are its only nodes."
@@ -51,6 +57,12 @@ class PoolFields(SpecModel):
     weights_size: Quantity = Field("20Gi", description="Size of each worker's volume for policy versions.")
     weights_volume: Volume | None = Field(
         None, description="That volume's claim. The small one with the node's key is of the same class."
+    )
+    weights_claim: ObjectName | None = Field(
+        None,
+        exclude_if=unset,
+        description="Claim of yours that all pods of the pool share instead: one of them fetches each version for all. On one node ReadWriteOnce"
+        " will do, on several it must be ReadWriteMany. Pools of one run may share one (docs/adr/0136).",
     )
     claim_retention: ClaimRetention | None = Field(
         None, description="Claims of workers that go; absent: deleted with the pool, kept when it is scaled in."

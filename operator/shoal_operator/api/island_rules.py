@@ -47,7 +47,7 @@ ISLAND_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="IslandGroup",
-        expression="self.exposure.type != 'Ingress'",
+        expression="!(self.exposure.type in ['Ingress', 'Gateway'])",
         message="must be NodePort or LoadBalancer: a lighthouse speaks gRPC on a port of its own",
         field="exposure.type",
         good={"exposure": _EXPOSED},

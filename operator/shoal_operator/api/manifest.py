@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from shoal_operator.api import API_VERSION, KINDS, CustomObject
 from shoal_operator.api.half_right import Mistaken, rules_broken_beside
 from shoal_operator.api.rule import Rule
-from shoal_operator.api.rules import holds, rules_of
+from shoal_operator.api.rules import holds, rules_of, variables
 from shoal_operator.api.schema import Schema, describe, schema_at, structural_schema
 
 Path = tuple[str | int, ...]
@@ -55,7 +55,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    letter: [(tag, pattern) for tag, pattern in resolvers if tag not in ("tag:yaml.org,2002:timestamp",)]
+    letter: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
@@ -233,8 +233,10 @@ def broken_rules(found: BaseModel, old: BaseModel | None = None) -> Iterator[tup
 def _broken_below(model: BaseModel, old: BaseModel | None, path: Path) -> Iterator[tuple[str, str]]:
     value = model.model_dump(mode="json", by_alias=True, exclude_none=True)
     before = None if old is None else old.model_dump(mode="json", by_alias=True, exclude_none=True)
-    for rule in rules_of(type(model).__name__):
-        if not holds(rule, value, before):
+    rules = rules_of(type(model).__name__)
+    seen = variables(value, before) if rules else {}
+    for rule in rules:
+        if not holds(rule, seen):
             yield _broken(path, value, rule)
     for name, field in type(model).model_fields.items():
         child, key = getattr(model, name), field.alias or name

@@ -88,6 +88,31 @@ MIXTURE_RULES: tuple[Rule, ...] = (
         bad=_run([97], lengthReward={"targets": [32]}),
     ),
     Rule(
+        model="TrainingRunSpec",
+        expression="!has(self.recipe.sources) || (has(self.tasks.mixture) && self.recipe.sources.all(o, "
+        "self.tasks.mixture.exists(s, s.name == o.name)))",
+        message="must name sources of tasks.mixture: give each the name of one, or add it there",
+        field="recipe.sources",
+        good={"tasks": _TWO, "recipe": {"sources": [{"name": "code", "lossWeight": 2.0}]}},
+        bad={"tasks": _TWO, "recipe": {"sources": [{"name": "sums", "lossWeight": 2.0}]}},
+    ),
+    Rule(
+        model="TrainingRunSpec",
+        expression="self.mode == 'Train' || !has(self.recipe.sources)",
+        message="goes with mode Train only",
+        field="recipe.sources",
+        good={"mode": "Train", "tasks": _TWO, "recipe": {"sources": [{"name": "code"}]}},
+        bad={"mode": "Generate", "tasks": _TWO, "recipe": {"sources": [{"name": "code"}]}},
+    ),
+    Rule(
+        model="Recipe",
+        expression="!has(self.sources) || self.sources.all(s, self.sources.exists_one(t, t.name == s.name))",
+        message="must not repeat a name",
+        field="sources",
+        good={"sources": [{"name": "math"}, {"name": "code", "algorithm": {"gspo": {}}}]},
+        bad={"sources": [{"name": "math"}, {"name": "math", "algorithm": {"gspo": {}}}]},
+    ),
+    Rule(
         model="Benchmark",
         expression="has(self.tasks.environment) != has(self.tasks.source)",
         message="must have exactly one of environment and source",

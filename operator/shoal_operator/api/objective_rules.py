@@ -1,6 +1,6 @@
 """The CEL rules about a recipe's mismatch correction and schedules. Part of `rules.RULES`."""
 
-from shoal.contracts.algorithm import Algorithm, PolicyLoss
+from shoal.contracts.algorithm import Algorithm, PolicyLoss, SourceAlgorithm
 from shoal_operator.api.rule import Rule
 
 _WITH_A_CAP = [
@@ -24,6 +24,18 @@ _WEIGHED = " || ".join(
     ]
 )
 """Whether tokens have an importance weight already."""
+_WEIGHED_SOURCE = " || ".join(
+    [
+        "has(s.algorithm.decoupledPpo)",
+        "has(s.algorithm.dppo)",
+        *(
+            f"(has(s.algorithm.{field.alias}) && has(s.algorithm.{field.alias}.importanceCap))"
+            for name, field in SourceAlgorithm.model_fields.items()
+            if name not in ("decoupled_ppo", "dppo")
+        ),
+    ]
+)
+"""The same of a source `s` with an algorithm of its own."""
 
 
 def _schedule_rules(name: str, bounds: str, allowed: str, value: float, wrong: float) -> tuple[Rule, ...]:
@@ -72,6 +84,29 @@ OBJECTIVE_RULES: tuple[Rule, ...] = (
         field="mismatchCorrection",
         good={"algorithm": {"dapo": {}}, "mismatchCorrection": {"icepop": {"low": 0.5, "high": 5.0}}},
         bad={"algorithm": {"decoupledPpo": {}}, "mismatchCorrection": {"icepop": {"low": 0.5, "high": 5.0}}},
+    ),
+    Rule(
+        model="Recipe",
+        expression="!has(self.mismatchCorrection) || !has(self.sources) || "
+        f"self.sources.all(s, !has(s.algorithm) || !({_WEIGHED_SOURCE}))",
+        message="must not have an algorithm decoupledPpo or dppo, or importanceCap, beside mismatchCorrection: tokens would be weighed twice",
+        field="sources",
+        good={
+            "mismatchCorrection": {"icepop": {"low": 0.5, "high": 5.0}},
+            "sources": [{"name": "code", "algorithm": {"gspo": {}}}],
+        },
+        bad={
+            "mismatchCorrection": {"icepop": {"low": 0.5, "high": 5.0}},
+            "sources": [{"name": "code", "algorithm": {"dppo": {}}}],
+        },
+    ),
+    Rule(
+        model="Recipe",
+        expression="!has(self.sources) || !(has(self.algorithm.prime) || has(self.algorithm.vineppo))",
+        message="must not be given with algorithm prime or vineppo, whose advantages are made of all rows together",
+        field="sources",
+        good={"algorithm": {"dapo": {}}, "sources": [{"name": "code", "algorithm": {"gspo": {}}}]},
+        bad={"algorithm": {"prime": {}}, "sources": [{"name": "code", "algorithm": {"gspo": {}}}]},
     ),
     Rule(
         model="Recipe",

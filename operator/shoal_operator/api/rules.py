@@ -22,6 +22,7 @@ from shoal_operator.api.mode_rules import MODE_RULES
 from shoal_operator.api.muon_rules import MUON_RULES
 from shoal_operator.api.objective_rules import OBJECTIVE_RULES
 from shoal_operator.api.offload_rules import OFFLOAD_RULES
+from shoal_operator.api.package_rules import PACKAGE_RULES
 from shoal_operator.api.pod_rules import POD_RULES
 from shoal_operator.api.pool_rules import POOL_RULES
 from shoal_operator.api.prime_rules import PRIME_RULES
@@ -33,13 +34,20 @@ from shoal_operator.api.validator_rules import VALIDATOR_RULES
 from shoal_operator.api.vine_rules import VINE_RULES
 from shoal_operator.api.volume_rules import VOLUME_RULES
 
-_AZURE: dict[str, Any] = {
+AZURE_EXAMPLE: dict[str, Any] = {
     "account": "research",
     "container": "rollouts",
     "workloadIdentity": {
         "serviceAccount": "store",
         "tenantId": "example.org",
         "clientId": "0" * 8 + "-0000-0000-0000-" + "0" * 12,
+    },
+}
+GCS_EXAMPLE: dict[str, Any] = {
+    "bucket": "rollouts",
+    "workloadIdentity": {
+        "serviceAccount": "store",
+        "provider": "//iam.googleapis.com/projects/123456789012/locations/global/workloadIdentityPools/clusters/providers/research",
     },
 }
 
@@ -115,12 +123,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="StorageSpec",
-        expression="!has(self.s3) || !has(self.azure)",
-        message="names one store: s3 or azure",
+        expression="[has(self.s3), has(self.azure), has(self.gcs)].filter(named, named).size() <= 1",
+        message="names one store: s3, azure or gcs",
         field="",
-        good={"azure": _AZURE},
+        good={"azure": AZURE_EXAMPLE},
         bad={
-            "azure": _AZURE,
+            "azure": AZURE_EXAMPLE,
             "s3": {"endpoint": "http://minio:9000", "bucket": "rollouts", "credentialsSecret": "store"},
         },
     ),
@@ -129,16 +137,32 @@ RULES: tuple[Rule, ...] = (
         expression="!has(self.endpoint) || self.endpoint.startsWith('https://')",
         message="must start with https://: each request has a token that opens the container",
         field="endpoint",
-        good=_AZURE,
-        bad=_AZURE | {"endpoint": "research.blob.core.windows.net"},
+        good=AZURE_EXAMPLE,
+        bad=AZURE_EXAMPLE | {"endpoint": "research.blob.core.windows.net"},
     ),
     Rule(
         model="AzureWorkload",
         expression="self.authority.startsWith('https://')",
         message="must start with https://: the service account's token is sent there",
         field="authority",
-        good=_AZURE["workloadIdentity"] | {"authority": "https://login.microsoftonline.us"},
-        bad=_AZURE["workloadIdentity"] | {"authority": "login.microsoftonline.com"},
+        good=AZURE_EXAMPLE["workloadIdentity"] | {"authority": "https://login.microsoftonline.us"},
+        bad=AZURE_EXAMPLE["workloadIdentity"] | {"authority": "login.microsoftonline.com"},
+    ),
+    Rule(
+        model="GcsStorage",
+        expression="self.endpoint.startsWith('https://')",
+        message="must start with https://: each request has a token that opens the bucket",
+        field="endpoint",
+        good=GCS_EXAMPLE | {"endpoint": "https://storage.googleapis.com"},
+        bad=GCS_EXAMPLE | {"endpoint": "http://storage.googleapis.com"},
+    ),
+    Rule(
+        model="GcsWorkload",
+        expression="self.stsEndpoint.startsWith('https://')",
+        message="must start with https://: the service account's token is sent there",
+        field="stsEndpoint",
+        good=GCS_EXAMPLE["workloadIdentity"] | {"stsEndpoint": "https://sts.googleapis.com/v1/token"},
+        bad=GCS_EXAMPLE["workloadIdentity"] | {"stsEndpoint": "sts.googleapis.com"},
     ),
     Rule(
         model="WorkloadIdentity",
@@ -222,17 +246,6 @@ RULES: tuple[Rule, ...] = (
         field="expertParallel",
         good={"expertParallel": "Tokens", "cpuOffload": False, "compile": False},
         bad={"expertParallel": "Tokens", "cpuOffload": True, "compile": False},
-    ),
-    *(
-        Rule(
-            model=model,
-            expression="self.engine.tensorParallelSize == 1 || self.engine.tensorParallelSize <= self.gpu.count",
-            message="must be at most gpu.count: an engine spreads over the GPUs of its own pod",
-            field="engine.tensorParallelSize",
-            good={"engine": {"tensorParallelSize": 4}, "gpu": {"count": 4}},
-            bad={"engine": {"tensorParallelSize": 4}, "gpu": {"count": 2}},
-        )
-        for model in ("InferencePoolTemplate", "InferencePoolSpec")
     ),
     *(
         rule
@@ -337,8 +350,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="Exposure",
-        expression="(self.type == 'Ingress') == has(self.domain)",
-        message="must be given with type Ingress, and only with it",
+        expression="(self.type in ['Ingress', 'Gateway']) == has(self.domain)",
+        message="must be given with the types Ingress and Gateway, and only with them",
         field="domain",
         good={"type": "Ingress", "domain": "relays.example.org"},
         bad={"type": "Ingress"},
@@ -358,6 +371,40 @@ RULES: tuple[Rule, ...] = (
         field="ingressClassName",
         good={"type": "Ingress", "domain": "relays.example.org", "ingressClassName": "nginx"},
         bad={"type": "LoadBalancer", "ingressClassName": "nginx"},
+    ),
+    Rule(
+        model="Exposure",
+        expression="(self.type == 'Gateway') == has(self.gateway)",
+        message="must be given with type Gateway, and only with it",
+        field="gateway",
+        good={"type": "Gateway", "domain": "relays.example.org", "gateway": {"name": "public"}},
+        bad={"type": "Gateway", "domain": "relays.example.org"},
+    ),
+    Rule(
+        model="Exposure",
+        expression="self.type != 'Gateway' || !has(self.tlsSecret)",
+        message="does not go with type Gateway: the Gateway's listener has the certificate",
+        field="tlsSecret",
+        good={"type": "Ingress", "domain": "relays.example.org", "tlsSecret": "relays-tls"},
+        bad={
+            "type": "Gateway",
+            "domain": "relays.example.org",
+            "gateway": {"name": "public"},
+            "tlsSecret": "relays-tls",
+        },
+    ),
+    Rule(
+        model="Exposure",
+        expression="!has(self.tlsSecrets) || (self.type == 'Ingress' && has(self.tlsSecret))",
+        message="goes with type Ingress and a tlsSecret only",
+        field="tlsSecrets",
+        good={
+            "type": "Ingress",
+            "domain": "relays.example.org",
+            "tlsSecret": "relays-tls",
+            "tlsSecrets": "PerHost",
+        },
+        bad={"type": "Ingress", "domain": "relays.example.org", "tlsSecrets": "PerHost"},
     ),
     Rule(
         model="Exposure",
@@ -417,6 +464,7 @@ RULES: tuple[Rule, ...] = (
         bad={"validatorRef": "shared", "validator": {"replicas": 2}},
     ),
     *MIXTURE_RULES,
+    *PACKAGE_RULES,
     *MODE_RULES,
     *EVALUATION_RULES,
     *POD_RULES,
@@ -452,22 +500,25 @@ def _program(expression: str) -> Any:
     return environment.program(environment.compile(expression))
 
 
-def holds(rule: Rule, value: dict[str, Any], old: dict[str, Any] | None = None) -> bool:
-    """Whether `value` (camelCase, after defaulting, absent for None) passes the rule.
+def variables(value: dict[str, Any], old: dict[str, Any] | None = None) -> dict[str, Any]:
+    """`value` (camelCase, after defaulting, absent for None), and what it was, as rules see them: once for all rules of a value,
+    for it takes as long as they do."""
+    return {"self": json_to_cel(value)} | ({} if old is None else {"oldSelf": json_to_cel(old)})
+
+
+def holds(rule: Rule, seen: dict[str, Any]) -> bool:
+    """Whether what `variables` gave passes the rule.
 
     An expression that cannot be evaluated does not pass, as on an API server; a rule of updates passes where there is no old value.
     """
-    return evaluated(rule, value, old) is True
+    return evaluated(rule, seen) is True
 
 
-def evaluated(rule: Rule, value: dict[str, Any], old: dict[str, Any] | None = None) -> bool | None:
-    """The value of the rule's expression for `value`; None when it cannot be evaluated."""
-    if rule.of_updates and old is None:
+def evaluated(rule: Rule, seen: dict[str, Any]) -> bool | None:
+    """The value of the rule's expression for what `variables` gave; None when it cannot be evaluated."""
+    if rule.of_updates and "oldSelf" not in seen:
         return True
-    variables = {"self": json_to_cel(value)}
-    if old is not None:
-        variables["oldSelf"] = json_to_cel(old)
     try:
-        return bool(_program(rule.expression).evaluate(variables))
+        return bool(_program(rule.expression).evaluate(seen))
     except CELEvalError:
         return None

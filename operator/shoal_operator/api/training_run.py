@@ -6,8 +6,9 @@ from pydantic import Field, StringConstraints
 
 from shoal.contracts.base import SpecModel
 from shoal.contracts.pools import Quantization
-from shoal.contracts.recipe import ProofThresholds, TrainerSettings
 from shoal.contracts.settings import RunSettings
+from shoal.contracts.thresholds import ProofThresholds
+from shoal.contracts.trainer import TrainerSettings
 from shoal_operator.api.base import Conditions, ObjectMeta, ObjectName, Quantity, Resources, Time
 from shoal_operator.api.exposure import Exposure
 from shoal_operator.api.inference_pool import InferencePoolTemplate
@@ -46,7 +47,9 @@ class TrainerTemplate(SpecModel):
         None,
         description="Those volumes' claims. Islands beside the first then have such a claim too, for as long as their pod lives.",
     )
-    temporary_volume: Volume | None = temporary_field("a published version that a restart reads")
+    temporary_volume: Volume | None = temporary_field(
+        "a published version that a restart reads, and a rollout file for each rank"
+    )
     pod_template: PodWithVariables = Field(
         default_factory=PodWithVariables, description="Environment, placement and labels of the pods."
     )

@@ -9,7 +9,8 @@ from typing import Literal
 from pydantic import Field
 
 from shoal.contracts.base import RunName, SpecModel
-from shoal.contracts.recipe import StorageSpec, Validation
+from shoal.contracts.storage import StorageSpec
+from shoal.contracts.validation import Validation
 from shoal_operator.api.base import ChildMeta, Resources, ScaledStatus
 from shoal_operator.api.pods import Gpus, PodTemplate, ValidatorImages
 from shoal_operator.api.volumes import Volume, temporary_field

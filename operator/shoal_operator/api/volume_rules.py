@@ -5,8 +5,8 @@ from shoal_operator.api.rule import Rule
 VOLUME_RULES: tuple[Rule, ...] = (
     Rule(
         model="TrainingRunSpec",
-        expression="!has(self.storeVolume) || !has(self.storage.s3) && !has(self.storage.azure)",
-        message="goes with a folder store: with storage.s3 or storage.azure the run's store has no volume",
+        expression="!has(self.storeVolume) || !has(self.storage.s3) && !has(self.storage.azure) && !has(self.storage.gcs)",
+        message="goes with a folder store: with storage.s3, storage.azure or storage.gcs the run's store has no volume",
         field="storeVolume",
         good={"storeVolume": {"storageClassName": "nfs"}, "storage": {"prefix": "shoal"}},
         bad={

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from shoal.contracts.run import Addresses, NodeConfig
 from shoal_operator.api import InferencePool, RelayServer, Validator
-from shoal_operator.children.inference_pool import inference_pool_children
+from shoal_operator.children.inference_pool import inference_pool_children, pool_group_claims
 from shoal_operator.children.relay_server import relay_server_children
 from shoal_operator.children.training_run import RunIdentity
 from shoal_operator.children.validator import validator_children
@@ -27,7 +27,7 @@ def below(made: Object, identity: RunIdentity, addresses: Addresses, hashes: Map
                 roster=identity.roster,
                 run_key=identity.run_key,
             )
-            return inference_pool_children(pool, join)
+            return [*inference_pool_children(pool, join), *(pool_group_claims(pool) or ())]
         case "RelayServer":
             return relay_server_children(RelayServer.model_validate(made), hashes["relay"])
         case "Validator":

@@ -1,4 +1,5 @@
-"""Access from outside the cluster: a Service, and for type Ingress an Ingress, for each pod that clients outside must reach. Pure.
+"""Access from outside the cluster: a Service for each pod that clients outside must reach, with an Ingress or an HTTPRoute where the
+type says so. Pure.
 
 Nothing is balanced: a client that gets half a version from one relay and half from another could not tell which of them is bad. `address_of` gives
 the URL of one of them as soon as it is known; a load balancer's comes with the live Service's status.
@@ -6,13 +7,21 @@ the URL of one of them as soon as it is known; a load balancer's comes with the 
 
 from collections.abc import Mapping, Sequence
 
-from shoal_operator.api.exposure import Exposure
+from shoal_operator.api.exposure import Exposure, GatewayRef
 from shoal_operator.children.workloads import child
 from shoal_operator.engine.cluster import Object
 
 EVERYTHING = (("/", "Prefix"),)
 API = (("/v1", "Prefix"), ("/openapi.json", "Exact"))
 """Paths of discovery and orchestrator that are for clients outside: the rest of their ports is health and metrics."""
+
+MATCHES = {"Prefix": "PathPrefix", "Exact": "Exact"}
+"""How a path of an Ingress is called in an HTTPRoute."""
+
+
+NO_LIMIT = "0s"
+"""Of the seconds that a request may take at a Gateway; Envoy's default is 15. A shard of 64 MiB takes nine minutes at 1 Mb/s, and an upload as long
+as its grant allows, at 256 KiB/s. No bound here fits every client: the pod behind ends a request that stands still, at its own limits."""
 
 
 def way_in(
@@ -26,14 +35,14 @@ def way_in(
 ) -> list[Object]:
     """Objects that let clients in to the pod that `selector` finds, at its `port` (name, number); none for ClusterIP.
 
-    The objects are called `name`, and so is the host below the exposure's domain. An Ingress lets in to `paths` (path, type) alone; the other types
-    of exposure know no paths.
+    The objects are called `name`, and so is the host below the exposure's domain. Ingress and HTTPRoute let in to `paths` (path, type) alone; the
+    other types of exposure know no paths.
     """
     if exposure.type == "ClusterIP":
         return []
     port_name, number = port
     spec: Object = {
-        "type": "ClusterIP" if exposure.type == "Ingress" else exposure.type,
+        "type": "ClusterIP" if exposure.type in ("Ingress", "Gateway") else exposure.type,
         "selector": dict(selector),
         "ports": [{"name": port_name, "port": number, "targetPort": number}],
     }
@@ -43,6 +52,8 @@ def way_in(
     if exposure.load_balancer_class is not None:
         spec["loadBalancerClass"] = exposure.load_balancer_class
     service = child("Service", name, run, component, {"spec": spec})
+    if exposure.gateway is not None:
+        return [service, _annotated(_route(name, run, component, exposure, exposure.gateway, number, paths), exposure)]
     if exposure.type != "Ingress":
         return [_annotated(service, exposure)]
     return [service, _annotated(_ingress(name, run, component, exposure, port_name, paths), exposure)]
@@ -58,8 +69,34 @@ def _ingress(
     if exposure.ingress_class_name is not None:
         spec["ingressClassName"] = exposure.ingress_class_name
     if exposure.tls_secret is not None:
-        spec["tls"] = [{"hosts": [host], "secretName": exposure.tls_secret}]
+        own = f"{exposure.tls_secret}-{name}" if exposure.tls_secrets == "PerHost" else exposure.tls_secret
+        spec["tls"] = [{"hosts": [host], "secretName": own}]
     return child("Ingress", name, run, component, {"spec": spec})
+
+
+def _route(
+    name: str,
+    run: str,
+    component: str,
+    exposure: Exposure,
+    gateway: GatewayRef,
+    port: int,
+    paths: Sequence[tuple[str, str]],
+) -> Object:
+    """What the API server would fill in (kinds, groups, weights) is left to it."""
+    parent = {"name": gateway.name, "namespace": gateway.namespace, "sectionName": gateway.section_name}
+    matches = [{"path": {"type": MATCHES[kind], "value": path}} for path, kind in paths]
+    rule = {
+        "matches": matches,
+        "backendRefs": [{"name": name, "port": port}],
+        "timeouts": {"request": NO_LIMIT},
+    }
+    spec = {
+        "parentRefs": [{key: value for key, value in parent.items() if value is not None}],
+        "hostnames": [f"{name}.{exposure.domain}"],
+        "rules": [rule],
+    }
+    return child("HTTPRoute", name, run, component, {"spec": spec})
 
 
 def _annotated(made: Object, exposure: Exposure) -> Object:
@@ -76,8 +113,10 @@ def address_of(name: str, exposure: Exposure, service: Object | None, port: int)
         port: number of its port.
     """
     scheme = "https" if exposure.tls_secret else "http"
+    if exposure.gateway is not None:
+        scheme = exposure.gateway.protocol.lower()
     match exposure.type:
-        case "Ingress":
+        case "Ingress" | "Gateway":
             return f"{scheme}://{name}.{exposure.domain}"
         case "NodePort":
             ports = (service or {}).get("spec", {}).get("ports", [])

@@ -1,4 +1,4 @@
-"""Children of an InferencePool: a StatefulSet of rollout workers that know of the run only what a stranger's machine knows. Pure."""
+"""Children of an InferencePool: rollout workers that know of the run only what a stranger's machine knows, and what makes their pods. Pure."""
 
 from shoal.contracts.protocol import LEAVE_SECONDS
 from shoal.contracts.roster import first_roster
@@ -8,6 +8,7 @@ from shoal_operator.children import names
 from shoal_operator.children.claims import VolumeClaim, claimed
 from shoal_operator.children.pods import (
     Container,
+    claim,
     claim_template,
     config_map,
     empty,
@@ -20,7 +21,9 @@ from shoal_operator.children.workloads import (
     child,
     digest,
     disruption_budget,
+    group_claims,
     headless_service,
+    leader_worker_set,
     set_selector,
     stateful_set,
 )
@@ -29,19 +32,22 @@ from shoal_operator.engine.cluster import Object
 COMPONENT = "pool"
 
 
-def inference_pool_children(pool: InferencePool, join: NodeConfig) -> list[Object]:
-    """ConfigMap with `node.json`, headless Service and StatefulSet of a pool.
+def inference_pool_children(pool: InferencePool, join: NodeConfig, *, beside_run: bool = True) -> list[Object]:
+    """ConfigMap with `node.json`, headless Service and StatefulSet or LeaderWorkerSet of a pool. `engine.hosts` pods in a row share an engine, or
+    those of a group.
 
     Args:
         pool: the pool.
         join: how to join the run, from its ConfigMap; its pool, engine and quantization are replaced by this pool's.
+        beside_run: whether the run itself is in this namespace, with its policies.
     """
     name, run, spec = pool.metadata.name, pool.spec.run, pool.spec
     own = join.model_copy(update={"pool": spec.pool, "engine": spec.engine, "quantization": spec.quantization})
     node_json = own.to_json()
     begun = own.model_copy(update={"roster": first_roster(own.roster)})  # nodes follow changed keys without a restart
     config = config_map(names.node_config(name))
-    run_folder, weights = empty("run"), claim_template("weights")
+    run_folder, shared = empty("run"), spec.weights_claim
+    weights = claim_template("weights") if shared is None else claim("weights", shared)
     worker_image = image_of("worker", spec.images, spec.gpu)
     containers = [
         Container(
@@ -86,17 +92,46 @@ def inference_pool_children(pool: InferencePool, join: NodeConfig) -> list[Objec
         config_hash=digest(begun.to_json()),
     )
     ports = {part: names.PORTS[part] for part in ("agent", "fetch", "worker")}
+    hosts, claims = spec.engine.hosts, pool_claims(pool)
+    if spec.hosts_by is None:
+        workload = stateful_set(
+            name, run, COMPONENT, spec.replicas * hosts, template, claims=claims, retention=spec.claim_retention
+        )
+    else:
+        workload = leader_worker_set(name, run, COMPONENT, spec.replicas, hosts, template, claims=claims)
     return [
         child("ConfigMap", names.node_config(name), run, COMPONENT, {"data": {"node.json": node_json.decode()}}),
         headless_service(name, run, COMPONENT, ports, {names.SET_LABEL: name}),
-        stateful_set(
-            name, run, COMPONENT, spec.replicas, template, claims=pool_claims(pool), retention=spec.claim_retention
-        ),
+        *([_hosts_policy(pool, beside_run)] if hosts > 1 else []),
+        workload,
         disruption_budget(name, run, COMPONENT, set_selector(name, run, COMPONENT)),
     ]
 
 
+def _hosts_policy(pool: InferencePool, beside_run: bool) -> Object:
+    """Every port between the pods of a pool whose engines span several: vLLM's ranks choose theirs, and believe whoever reaches them.
+
+    Elsewhere than beside its run a pod has no policy for the way out, and may not get its first one here: it would cut all other ways.
+    """
+    name, run = pool.metadata.name, pool.spec.run
+    pods = {"podSelector": {"matchLabels": set_selector(name, run, COMPONENT)}}
+    spec: Object = pods | {"policyTypes": ["Ingress"], "ingress": [{"from": [pods]}]}
+    if beside_run:
+        spec |= {"policyTypes": ["Ingress", "Egress"], "egress": [{"to": [pods]}]}
+    return child("NetworkPolicy", names.hosts_policy(name), run, COMPONENT, {"spec": spec})
+
+
+def pool_group_claims(pool: InferencePool) -> list[Object] | None:
+    """The claims that the operator makes for a pool's pods; None where a StatefulSet does."""
+    spec = pool.spec
+    if spec.hosts_by is None:
+        return None
+    of = pool.metadata.name, spec.run, COMPONENT, spec.replicas, spec.engine.hosts
+    return group_claims(*of, pool_claims(pool), spec.claim_retention)
+
+
 def pool_claims(pool: InferencePool) -> dict[str, VolumeClaim]:
-    """Claims of each worker, by the name of the volume."""
+    """Claims of each worker, by the name of the volume. One that the pods share is the admin's."""
     weights = claimed(pool.spec.weights_volume, pool.spec.weights_size)
-    return {"key": VolumeClaim("1Mi", weights.storage_class), "weights": weights}
+    key = {"key": VolumeClaim("1Mi", weights.storage_class)}
+    return key if pool.spec.weights_claim is not None else key | {"weights": weights}

@@ -51,6 +51,8 @@ RUN_LABEL = "shoal.dev/run"
 COMPONENT_LABEL = "shoal.dev/component"
 SET_LABEL = "shoal.dev/set"
 ATTEMPT_LABEL = "shoal.dev/attempt"
+TEMPLATE_LABEL = "shoal.dev/template"
+"""Of a pod of a LeaderWorkerSet: digest of the template and the group's size that it was made of."""
 CONFIG_HASH_ANNOTATION = "shoal.dev/config-hash"
 RELEASE_ANNOTATION = "shoal.dev/release"
 """Of a child: the release whose builders made it. Of a record: the release that its owner is to be of."""
@@ -66,7 +68,7 @@ POD_INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 """Kubernetes' label of the pods of an Indexed Job."""
 POD_NAME_LABEL = "statefulset.kubernetes.io/pod-name"
 ADMITTED_ANNOTATION = "shoal.dev/admitted-replicas"
-"""Of a pool, relays or validators of a run in a queue: pods that the queue admits, whatever `spec.replicas` asks for."""
+"""Of a pool, relays or validators of a run in a queue: replicas that the queue admits, whatever `spec.replicas` asks for."""
 OPERATOR_NAME = "shoal-operator"
 """`app.kubernetes.io/name` of the operator's own pods."""
 
@@ -178,6 +180,11 @@ def join(run: str) -> str:
 def node_config(pool_object: str) -> str:
     """ConfigMap of one pool with its own `node.json`."""
     return f"{pool_object}-node"
+
+
+def hosts_policy(pool_object: str) -> str:
+    """NetworkPolicy between the pods of one pool whose engines span several."""
+    return f"{pool_object}-hosts"
 
 
 def relay_config(relay_object: str) -> str:

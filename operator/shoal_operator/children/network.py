@@ -7,7 +7,7 @@ written once, in `EDGES`: each becomes an ingress rule at one end and an egress 
 from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
-from shoal.contracts.recipe import StorageSpec
+from shoal.contracts.storage import StorageSpec
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.pods import OutwardTemplate, PrepareTemplate
 from shoal_operator.api.relay_server import RelayFields
@@ -47,6 +47,12 @@ EDGES: tuple[Edge, ...] = (
 
 STORE_CLIENTS = ("prepare", "orchestrator", "trainer", "island", "validator", "pool", "tracker", "ui")
 """Who reads or writes the object store; pools post to it with a grant."""
+
+OPERATOR: Object = {
+    "namespaceSelector": {},
+    "podSelector": {"matchLabels": {"app.kubernetes.io/name": names.OPERATOR_NAME}},
+}
+"""Who reads a run's progress, in whichever namespace it lives; `site.at_site` names that, where the operator runs as a pod."""
 
 HTTP_PORT, HTTPS_PORT = 80, 443
 CHOSEN_PORTS = (32768, 60999)
@@ -126,13 +132,7 @@ def _ingress(run: TrainingRun, component: str, edges: Sequence[Edge], open_to_al
             continue
         callers = [_pods(name, caller) for caller, target, container in edges if (target, container) == (component, to)]
         if component == "orchestrator":
-            # The operator, in whichever namespace it lives, reads a run's progress.
-            callers.append(
-                {
-                    "namespaceSelector": {},
-                    "podSelector": {"matchLabels": {"app.kubernetes.io/name": names.OPERATOR_NAME}},
-                }
-            )
+            callers.append(OPERATOR)
         rules.append({"from": callers, "ports": port})
     if fellows := _fellows(run, component):
         rules.append({"from": fellows, **_fellow_ports(run)})
@@ -198,6 +198,13 @@ def _outward_ports(run: TrainingRun, component: str) -> set[int]:
     if component == "prepare":
         template: OutwardTemplate = run.spec.prepare or PrepareTemplate()
         asks = _asks_a_hub(run)
+        fetched = [each for each in run.spec.tasks.packages if each.path is None and each.object is None]
+        if fetched:  # from an index or an address
+            return {
+                HTTPS_PORT,
+                *url_ports(each.url for each in fetched if each.url is not None),
+                *template.egress_ports,
+            }
     elif component == "tracker" and run.spec.trackers is not None:
         template, asks = run.spec.trackers, run.spec.trackers.calls_out
     else:
@@ -227,10 +234,12 @@ def _is_of_a_hub(environment: str) -> bool:
 def store_ports(storage: StorageSpec, *, keys: bool) -> list[int]:
     """Ports of the object store, and of the service that gives `keys` for it. A policy knows no names, so the port alone is what it can say.
 
-    Whoever has no keys has no business at a store of Azure: the orchestrator takes uploads.
+    Whoever has no keys has no business at a store of Azure or Google: the orchestrator takes uploads.
     """
     if storage.azure is not None:
         return url_ports([storage.azure.url, storage.azure.workload_identity.authority]) if keys else []
+    if storage.gcs is not None:
+        return url_ports([storage.gcs.endpoint, storage.gcs.workload_identity.sts_endpoint]) if keys else []
     s3 = storage.s3
     if s3 is None:
         return []

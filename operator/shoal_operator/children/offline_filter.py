@@ -5,7 +5,8 @@ begin. Its counts are read by the run's prepare (`shoal.environments.offline_fil
 """
 
 from shoal.contracts.datasets import FILTER_DATASET, GenerateSettings, filter_run
-from shoal.contracts.recipe import INTELLECT_2, TaskSource
+from shoal.contracts.recipe import INTELLECT_2
+from shoal.contracts.task_source import TaskSource
 from shoal_operator.api import API_VERSION, TrainingRun, TrainingRunSpec
 from shoal_operator.api.training_run import ControlPlaneTemplate
 from shoal_operator.api.validator import ValidatorTemplate

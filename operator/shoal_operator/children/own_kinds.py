@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from shoal.contracts.recipe import Validation
+from shoal.contracts.validation import Validation
 from shoal_operator.api import API_VERSION, InferencePool, RelayServer, TrainingRun, Validator
 from shoal_operator.api.pods import ImagePull, PoolImages, RelayImages, ValidatorImages
 from shoal_operator.api.relay_server import RelayFields, RelayServerTemplate

@@ -11,8 +11,8 @@ from typing import Any
 
 from shoal_operator.api import TrainingRun
 from shoal_operator.children import names
-from shoal_operator.children.releases import OWN_KINDS, WITH_PODS
-from shoal_operator.children.workloads import digest
+from shoal_operator.children.releases import OWN_KINDS
+from shoal_operator.children.workloads import WITH_PODS, digest, template_of, with_template
 from shoal_operator.engine.cluster import KUEUE, Object
 
 CONTROL_PLANE = ("redis", "discovery", "orchestrator", "lighthouse")
@@ -76,10 +76,11 @@ def pod_sets(run: TrainingRun, children: Iterable[Object], *, prepares: bool) ->
             continue
         spec = child["spec"]
         count = spec["parallelism"] if child["kind"] == "Job" else spec["replicas"]
-        template, least = _bare(spec["template"]), None
+        template, least = _bare(template_of(child)), None
         if (pool := pools.get(child["metadata"]["name"])) is not None and name.startswith("pool-"):
-            count = pool.max_replicas or pool.replicas
-            least = pool.min_replicas
+            hosts = pool.engine.hosts
+            count = (pool.max_replicas or pool.replicas) * hosts
+            least = pool.min_replicas * hosts if pool.min_replicas is not None else None
         if count == 0:
             continue
         before = made.get(name)
@@ -168,22 +169,23 @@ def placed(child: Object, assigned: Mapping[str, QueueGrant]) -> Object:
         return child
     spec = child["spec"]
     if kind in WITH_PODS:
-        template = spec["template"]
+        template = template_of(child)
         metadata = {**template["metadata"], **_metadata(template["metadata"], given)}
         pod = {**template["spec"], **_nodes(template["spec"], given)}
-        return {**child, "spec": {**spec, "template": {**template, "metadata": metadata, "spec": pod}}}
+        return with_template(child, {**template, "metadata": metadata, "spec": pod})
     template = spec.get("podTemplate", {})
     template = {**template, **_metadata(template, given), **_nodes(template, given)}
     return {**child, "spec": {**spec, "podTemplate": template}}
 
 
 def capped(child: Object, assigned: Mapping[str, QueueGrant], *, works: bool) -> Object:
-    """A child of our own kinds with the pods that the queue admits, whatever its `replicas` ask for, which others own. A set without quota has
-    none, such as one that asked for no pod, or any while the run does not work: else an autoscaler would make some in the meantime."""
+    """A child of our own kinds with the replicas that the queue admits, whatever its own ask for, which others own. A set without quota has
+    none, such as one that asked for no pod, or any while the run does not work: else an autoscaler would make some in the meantime. Of engines over
+    several pods only whole ones count."""
     if child["kind"] not in OWN_KINDS:
         return child
     given, metadata = assigned.get(set_of(child)) if works else None, child["metadata"]
-    count = 0 if given is None else given.count
+    count = 0 if given is None else given.count // child["spec"].get("engine", {}).get("hosts", 1)
     annotations = {**metadata.get("annotations", {}), names.ADMITTED_ANNOTATION: str(count)}
     return {**child, "metadata": {**metadata, "annotations": annotations}}
 

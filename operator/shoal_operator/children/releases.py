@@ -19,14 +19,13 @@ from pydantic_core import from_json
 from shoal_operator.api.base import quantity_value
 from shoal_operator.api.pod_rules import VOLUME_SOURCES
 from shoal_operator.children import names
-from shoal_operator.children.workloads import child, digest
-from shoal_operator.engine.cluster import CHILD_KINDS, Object
+from shoal_operator.children.workloads import WITH_PODS, child, claim_templates_of, digest, template_of
+from shoal_operator.engine.cluster import CHILD_KINDS, MAYBE_KINDS, Object
 
 Inputs = TypeVar("Inputs")
 ChildKey = tuple[str, str]
 """Kind and name; all attempts of a trainer are one child."""
 
-WITH_PODS = ("Deployment", "StatefulSet", "Job")
 OWN_KINDS = ("InferencePool", "RelayServer", "Validator")
 MOST_BYTES = 2 << 20
 """Of a record when it is unpacked: a run with 16 pools has 300 KiB. Who writes Secrets in one namespace shares the operator with all others."""
@@ -163,7 +162,7 @@ def of_release(made: Object, release: str) -> Object:
         for variant in ("", names.ON_GPUS)
     }
     made = json.loads(json.dumps(made))
-    spec = made["spec"]["template"]["spec"]
+    spec = template_of(made)["spec"]
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
         container["image"] = images.get(container["image"], container["image"])
     return made
@@ -185,7 +184,7 @@ def _require_ours(made: Object, base: Object | None, owner: str, run: str) -> No
     """Refuse what no builder makes for this owner: another kind, a name or label of somebody else's, a pod that is not restricted. A record gives
     no more than that. `base`: what this release makes of the record's inputs."""
     kind, metadata = made["kind"], made["metadata"]
-    if kind not in OWN_KINDS and (kind not in CHILD_KINDS or kind == "Secret"):
+    if kind not in OWN_KINDS and (kind not in CHILD_KINDS | MAYBE_KINDS or kind == "Secret"):
         raise NoRecord(f"has a {kind}")
     name, labels = metadata["name"], metadata["labels"]
     if not (name == owner or name.startswith(f"{owner}-")) or labels[names.RUN_LABEL] != run:
@@ -198,11 +197,11 @@ def _require_ours(made: Object, base: Object | None, owner: str, run: str) -> No
     if kind not in ("ConfigMap", "Secret") and not isinstance(made["spec"], dict):
         raise NoRecord(f"has a {kind} without a spec")
     if kind in WITH_PODS:
-        _require_restricted(kind, made["spec"], base["spec"]["template"]["spec"] if base is not None else {})
+        _require_restricted(made, template_of(base)["spec"] if base is not None else {})
 
 
-def _require_restricted(kind: str, workload: Object, base: Object) -> None:
-    spec = workload["template"]["spec"]
+def _require_restricted(made: Object, base: Object) -> None:
+    kind, spec = made["kind"], template_of(made)["spec"]
     context = spec["securityContext"]
     if (
         context.get("runAsNonRoot") is not True
@@ -215,7 +214,7 @@ def _require_restricted(kind: str, workload: Object, base: Object) -> None:
     for volume in spec["volumes"]:
         if not volume.keys() - {"name"} <= set(VOLUME_SOURCES):
             raise NoRecord(f"has a {kind} with a volume of a node, or of another kind that no run may have")
-    if not all(isinstance(each["spec"], dict) for each in workload.get("volumeClaimTemplates", ())):
+    if not all(isinstance(each["spec"], dict) for each in claim_templates_of(made)):
         raise NoRecord(f"has a {kind} with a claim without a spec")
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
         context = container["securityContext"]

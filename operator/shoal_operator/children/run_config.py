@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from shoal.contracts.model_source import ModelSource
 from shoal.contracts.pools import PoolTerms
-from shoal.contracts.recipe import ModelSource
 from shoal.contracts.roster import ROLES, Roster, first_roster
 from shoal.contracts.run import Addresses, RunConfig
 from shoal.contracts.signed import Signed
@@ -58,7 +58,7 @@ def _terms(name: str, pool: PoolFields) -> PoolTerms:
         open=pool.open,
         requirements=pool.requirements,
         admission=pool.admission,
-        gpus=pool.gpu.count,
+        gpus=pool.gpu.count * pool.engine.hosts,
         sampler=pool.sampler,
         quantization=pool.quantization,
     )

@@ -11,8 +11,16 @@ from shoal.contracts.base import SpecModel
 from shoal_operator.api.pod_fields import ObjectRef
 from shoal_operator.api.pods import Toleration
 from shoal_operator.children import names
+from shoal_operator.children.network import OPERATOR
 from shoal_operator.children.overlay import overlay
 from shoal_operator.children.pods import USER_ID, said
+from shoal_operator.children.workloads import (
+    WITH_PODS,
+    claim_templates_of,
+    template_of,
+    with_claim_templates,
+    with_template,
+)
 from shoal_operator.engine.cluster import ClusterError, Object
 
 SHARED = "ReadWriteMany"
@@ -67,18 +75,35 @@ class Site(SpecModel):
     host_network: bool = Field(False, description="Whether runs may use their nodes' network.")
 
 
-def at_site(child: Object, site: Site) -> Object:
-    """The child with the cluster's defaults. Raises NotAllowedHere."""
+def at_site(child: Object, site: Site, home: str = "") -> Object:
+    """The child with the cluster's defaults. Raises NotAllowedHere.
+
+    Args:
+        home: the operator's own namespace; empty where it runs outside the cluster.
+    """
     spec = child.get("spec", {})
+    if child["kind"] == "NetworkPolicy":
+        return {**child, "spec": _from_home(spec, home)} if home else child
     if child["kind"] == "PersistentVolumeClaim":
         return {**child, "spec": _claimed(spec, site)}
-    if child["kind"] not in ("Deployment", "StatefulSet", "Job"):
+    if child["kind"] not in WITH_PODS:
         return child
-    template = spec["template"]
-    changed = {**spec, "template": {**template, "spec": _pod(template["spec"], site, child)}}
-    if claims := spec.get("volumeClaimTemplates"):
-        changed["volumeClaimTemplates"] = [{**each, "spec": _claimed(each["spec"], site)} for each in claims]
-    return {**child, "spec": changed}
+    template = template_of(child)
+    made = with_template(child, {**template, "spec": _pod(template["spec"], site, child)})
+    claims = [{**each, "spec": _claimed(each["spec"], site)} for each in claim_templates_of(child)]
+    return with_claim_templates(made, claims) if claims else made
+
+
+def _from_home(policy: Object, home: str) -> Object:
+    """The policy with the operator let in from its own namespace only: in any other one everybody may label a pod as it is labelled."""
+    if "ingress" not in policy:
+        return policy
+    named = {**OPERATOR, "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": home}}}
+    rules = [
+        {**rule, "from": [named if each == OPERATOR else each for each in rule["from"]]} if "from" in rule else rule
+        for rule in policy["ingress"]
+    ]
+    return {**policy, "ingress": rules}
 
 
 def _claimed(claim: Object, site: Site) -> Object:
@@ -155,16 +180,16 @@ def _recorded(container: Object, site: Site) -> Object:
 def with_digests(child: Object, site: Site) -> Object:
     """The child with the digests of its release's images, for the record of what made it: a later lock may name no earlier release. What comes from
     the record is written by `at_site` only, which takes `RECORDED` away."""
-    if child["kind"] not in ("Deployment", "StatefulSet", "Job"):
+    if child["kind"] not in WITH_PODS:
         return child
-    spec = child["spec"]
-    pod = spec["template"]["spec"]
+    template = template_of(child)
+    pod = template["spec"]
     pinned = {
         field: [_recorded(each, site) for each in pod[field]]
         for field in ("initContainers", "containers")
         if field in pod
     }
-    return {**child, "spec": {**spec, "template": {**spec["template"], "spec": {**pod, **pinned}}}}
+    return with_template(child, {**template, "spec": {**pod, **pinned}})
 
 
 def _ephemeral(volume: dict[str, Any], site: Site) -> Object:

@@ -1,6 +1,6 @@
 """How a trusted pod reaches the object store: a claim for the folder store, credentials for one over the network. Pure."""
 
-from shoal.contracts.recipe import StorageSpec
+from shoal.contracts.storage import GcsWorkload, StorageSpec
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.volumes import StoreVolume
 from shoal_operator.children import names
@@ -14,11 +14,12 @@ def store_access(storage: StorageSpec, own: str | None = None) -> StoreAccess | 
     """How a part reaches the store: by a Secret of its `own`, else as the run does. None: it is a folder."""
     if storage.is_folder:
         return None
-    cloud = storage.azure or storage.s3
+    cloud = storage.azure or storage.gcs or storage.s3
     assert cloud is not None
     identity = cloud.workload_identity
     if own is None and identity is not None:
-        return StoreAccess(service_account=identity.service_account, audience=identity.audience)
+        audience = identity.token_audience if isinstance(identity, GcsWorkload) else identity.audience
+        return StoreAccess(service_account=identity.service_account, audience=audience)
     return StoreAccess(secret=own or (storage.s3 and storage.s3.credentials_secret) or "")
 
 

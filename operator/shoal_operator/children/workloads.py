@@ -4,16 +4,19 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
+from shoal.contracts.hosts import GROUPED
 from shoal_operator.api.volumes import ClaimRetention
 from shoal_operator.children import names
 from shoal_operator.children.claims import VolumeClaim
-from shoal_operator.engine.cluster import CHILD_KINDS, Object
+from shoal_operator.engine.cluster import CHILD_KINDS, MAYBE_KINDS, Object
 
 
 def child(kind: str, name: str, run: str, component: str, content: Mapping[str, Any]) -> Object:
     """An object of one of the child kinds, labelled."""
     metadata = {"name": name, "labels": names.labels(run, component)}
-    return {"apiVersion": CHILD_KINDS[kind], "kind": kind, "metadata": metadata, **content}
+    return {"apiVersion": (CHILD_KINDS | MAYBE_KINDS)[kind], "kind": kind, "metadata": metadata, **content}
 
 
 def deployment(name: str, run: str, component: str, replicas: int, template: Object, *, single: bool) -> Object:
@@ -57,6 +60,122 @@ def stateful_set(
         ],
     }
     return child("StatefulSet", name, run, component, {"spec": spec})
+
+
+WITH_PODS = ("Deployment", "StatefulSet", "Job", "LeaderWorkerSet")
+"""Kinds of children that make pods."""
+
+
+def leader_worker_set(
+    name: str, run: str, component: str, groups: int, size: int, template: Object, *, claims: Mapping[str, VolumeClaim]
+) -> Object:
+    """A LeaderWorkerSet: `groups` times `size` pods, of which a group starts again together (https://lws.sigs.k8s.io/docs/).
+
+    Each group's further pods are a StatefulSet that ends with the group's first pod. So claims must outlive it, and are made beside it
+    (`group_claims`); the templates here name them.
+    """
+    template["metadata"]["labels"] |= set_selector(name, run, component)
+    for each in template["spec"]["containers"]:
+        each["env"] = [*each["env"], {"name": GROUPED, "value": "true"}]
+    group: Object = {
+        "size": size,
+        "restartPolicy": "RecreateGroupOnPodRestart",
+        "workerTemplate": template,
+        "volumeClaimTemplates": [
+            {"metadata": {"name": volume}, "spec": claim.spec()} for volume, claim in claims.items()
+        ],
+    }
+    spec: Object = {
+        "replicas": groups,
+        "startupPolicy": "LeaderCreated",
+        "rolloutStrategy": {
+            "type": "RollingUpdate",
+            "rollingUpdateConfiguration": {"maxUnavailable": 1, "maxSurge": 0},
+        },
+        "networkConfig": {"subdomainPolicy": "Shared"},
+        "leaderWorkerTemplate": group,
+    }
+    return child("LeaderWorkerSet", name, run, component, {"spec": spec})
+
+
+def group_claims(
+    name: str,
+    run: str,
+    component: str,
+    groups: int,
+    size: int,
+    claims: Mapping[str, VolumeClaim],
+    retention: ClaimRetention | None,
+) -> list[Object]:
+    """The claims of a LeaderWorkerSet's pods: `<volume>-<set>-<group>` of a group's first, with `-<number>` behind it of the others."""
+    retained = (retention or ClaimRetention()).when_deleted == "Retain"
+    made = []
+    for volume, claim in claims.items():
+        for number in range(groups * size):
+            group, place = divmod(number, size)
+            pod = f"{name}-{group}-{place}" if place else f"{name}-{group}"
+            each = volume_claim(f"{volume}-{pod}", run, component, claim)
+            each["metadata"]["labels"] |= {names.SET_LABEL: name}
+            if retained:
+                each["metadata"]["annotations"] = {names.RETAIN_ANNOTATION: "true"}
+            made.append(each)
+    return made
+
+
+def stamped(made: Object) -> Object:
+    """A LeaderWorkerSet whose pods are labelled with a digest of their template and number: what says that a pod is new, whatever a status says.
+
+    All other kinds stay as they are. Called when all else is in the template, the admin's defaults too.
+    """
+    if made["kind"] != "LeaderWorkerSet":
+        return made
+    template, size = template_of(made), made["spec"]["leaderWorkerTemplate"]["size"]
+    stamp = digest(orjson.dumps([size, template], option=orjson.OPT_SORT_KEYS))
+    metadata = template["metadata"]
+    labels = {**metadata["labels"], names.TEMPLATE_LABEL: stamp}
+    return with_template(made, {**template, "metadata": {**metadata, "labels": labels}})
+
+
+def template_of(made: Object) -> Object:
+    """The pod template of a child that makes pods."""
+    spec = made["spec"]
+    of_group = made["kind"] == "LeaderWorkerSet"
+    template: Object = spec["leaderWorkerTemplate"]["workerTemplate"] if of_group else spec["template"]
+    return template
+
+
+def with_template(made: Object, template: Object) -> Object:
+    """The child with another pod template; the one given stays as it is."""
+    spec = made["spec"]
+    if made["kind"] == "LeaderWorkerSet":
+        changed = {"leaderWorkerTemplate": {**spec["leaderWorkerTemplate"], "workerTemplate": template}}
+    else:
+        changed = {"template": template}
+    return {**made, "spec": {**spec, **changed}}
+
+
+def claim_templates_of(made: Object) -> list[Object]:
+    """Claims of each pod of a child that makes pods; none of one that cannot have any."""
+    found: list[Object] = made["spec"].get("leaderWorkerTemplate", made["spec"]).get("volumeClaimTemplates", [])
+    return found
+
+
+def with_claim_templates(made: Object, claims: list[Object]) -> Object:
+    """The child with other claims of each pod; the one given stays as it is."""
+    spec = made["spec"]
+    changed: Object = {"volumeClaimTemplates": claims}
+    if made["kind"] == "LeaderWorkerSet":
+        changed = {"leaderWorkerTemplate": {**spec["leaderWorkerTemplate"], **changed}}
+    return {**made, "spec": {**spec, **changed}}
+
+
+def selector_of(workload: Object) -> dict[str, str]:
+    """The labels that find a workload's pods. A LeaderWorkerSet has no selector: its pods have the labels of its template."""
+    if workload["kind"] != "LeaderWorkerSet":
+        found: dict[str, str] = workload["spec"].get("selector", {}).get("matchLabels", {})
+        return found
+    labels = template_of(workload)["metadata"]["labels"]
+    return set_selector(workload["metadata"]["name"], labels[names.RUN_LABEL], labels[names.COMPONENT_LABEL])
 
 
 def job(

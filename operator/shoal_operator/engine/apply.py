@@ -33,6 +33,11 @@ IMMUTABLE: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 """What the API server refuses to change; a changed object is replaced."""
 
+KEPT: dict[str, tuple[tuple[str, ...], ...]] = {
+    "LeaderWorkerSet": (("spec", "leaderWorkerTemplate", "volumeClaimTemplates"),)
+}
+"""What stays as it was made: LeaderWorkerSet's controller makes StatefulSets of it that cannot change it, and the claims themselves are children."""
+
 QUANTITIES, QUANTITIES_BY_NAME = frozenset({"sizeLimit", "divisor"}), frozenset({"requests", "limits", "overhead"})
 """Fields that are a quantity, and maps of them by a resource's name."""
 KUBERNETES_QUANTITY = r"[+-]?[0-9.]+[eEinumkKMGTP]*[-+]?[0-9]*"
@@ -91,6 +96,11 @@ def hash_of(live: Object) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def kept(wanted: Object, live: Object) -> Object:
+    """The desired object with what is never changed once it was made."""
+    return _settled(wanted, live, KEPT.get(wanted["kind"], ()))
+
+
 def decide(wanted: Object, live: Object | None) -> Action:
     """The action that makes `live` equal to `wanted`.
 
@@ -122,10 +132,12 @@ def decide(wanted: Object, live: Object | None) -> Action:
 
 
 def _settled(wanted: Object, live: Object, immutable: tuple[tuple[str, ...], ...]) -> Object:
-    """The desired object with immutable fields as they are."""
+    """The desired object with immutable fields as they are, and without those that the live one lacks."""
     for path in immutable:
-        if value_at(wanted, path) is not None:
-            wanted = with_value(wanted, path, value_at(live, path))
+        if value_at(wanted, path) is None:
+            continue
+        there = value_at(live, path)
+        wanted = _without(wanted, path) if there is None else with_value(wanted, path, there)
     return wanted
 
 
@@ -152,6 +164,24 @@ def contains(live: Any, wanted: Any) -> bool:
             and all(contains(have, want) for have, want in zip(live, wanted, strict=True))
         )
     return isinstance(live, str | int) and isinstance(wanted, str | int) and _same_quantity(live, wanted)
+
+
+def removal_of_strangers(live: Object, wanted: Mapping[str, Any]) -> Object:
+    """A merge patch that takes out what somebody else wrote into `live`: None for each field that `wanted` lacks, in maps at any depth.
+
+    Empty if there is none. Server-side apply leaves such fields where they are, since another manager owns them. Items of lists are not looked at.
+    """
+    patch: Object = {}
+    for key, value in live.items():
+        if key not in wanted:
+            patch[key] = None
+        elif (
+            isinstance(value, dict)
+            and isinstance(wanted[key], Mapping)
+            and (inner := removal_of_strangers(value, wanted[key]))
+        ):
+            patch[key] = inner
+    return patch
 
 
 def not_quantities(body: Any, path: str = "") -> Iterator[str]:

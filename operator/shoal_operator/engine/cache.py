@@ -79,7 +79,7 @@ def trimmed(found: Object) -> Object:
     }
 
 
-def owner_of(kind: str, metadata: Mapping[str, Any]) -> Key | None:
+def owner_of(metadata: Mapping[str, Any]) -> Key | None:
     """The key of an object's controller. A ReplicaSet, which is not watched, stands for its Deployment: the name without the pod template's hash."""
     for owner in metadata.get("ownerReferences", ()):
         if owner.get("controller"):
@@ -99,7 +99,7 @@ def entry_of(found: Object) -> CachedObject:
         version=int(metadata["resourceVersion"]),
         uid=metadata.get("uid", ""),
         generation=metadata.get("generation", 0),
-        owner=owner_of(found["kind"], metadata),
+        owner=owner_of(metadata),
         run=run if isinstance(run, str) else "",
         labels=labels,
         data=_exact(orjson.dumps(trimmed(found))),
@@ -330,6 +330,10 @@ class Cache:
             if owner is not None and owner.kind not in OWN_KINDS:
                 above = self._entries.get(owner)
                 owner = None if above is None else above.owner
+        if key.kind == "Pod" and owner is None:
+            # What a LeaderWorkerSet's controller puts between it and its pods is not watched.
+            above = self._entries.get(Key("LeaderWorkerSet", key.namespace, entry.labels.get(SET_LABEL, "")))
+            owner = None if above is None else above.owner
         concerned = set() if owner is None or owner.kind not in OWN_KINDS else {owner}
         if key.kind == "ConfigMap" and entry.run:
             concerned |= set(self._by_run.get((key.namespace, entry.run), {}))

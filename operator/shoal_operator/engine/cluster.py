@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import Addresses
+from shoal_operator.engine.last_heard import LastHeard
 
 Object = dict[str, Any]
 """A Kubernetes object."""
@@ -31,6 +32,8 @@ CHILD_KINDS = {
 }
 """Kinds that builders use beside our own four, with their API versions. A `Cluster` refuses others."""
 
+MAYBE_KINDS = {"HTTPRoute": "gateway.networking.k8s.io/v1", "LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1"}
+"""Further ones that many clusters do not serve. Their objects are made where they are served."""
 
 KUEUE = "kueue.x-k8s.io/v1beta2"
 """API version of Kueue's kinds, which many clusters lack."""
@@ -58,6 +61,10 @@ class Cluster(Protocol):
     @property
     def namespace(self) -> str:
         """The namespace that all names below are in."""
+
+    @property
+    def heard(self) -> LastHeard:
+        """What the orchestrators of runs said last, in this process's life."""
 
     @property
     def enforces_volumes(self) -> bool:
@@ -96,6 +103,7 @@ class Cluster(Protocol):
         """Reason and words of the newest Warning Event about an object, of one reason where that is given; empty: nothing is known, or nothing
         `since` a time.
 
+        `about` needs a kind and a name, and where it was read a uid.
         It may cost a request. Ask only about what is not well: a workload that lacks pods, a pod that does not become ready.
         """
 

@@ -60,8 +60,7 @@ def ssl_context(configuration: Configuration) -> ssl.SSLContext | None:
 
 def authorization(configuration: Configuration) -> str | None:
     """The current `Authorization` header; a rotated token is read again in time."""
-    header = configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
-    return header if header else None
+    return configuration.get_api_key_with_prefix("BearerToken", alias="authorization") or None
 
 
 def context_namespace(kubeconfig: Path | None = None, context: str | None = None) -> str:

@@ -32,6 +32,7 @@ REPORTED = (
     "UpToDate",
     "Fits",
     "VolumesReady",
+    "Exposed",
     "Learning",
     "StalledOnSignal",
     "Queued",
@@ -40,10 +41,10 @@ REPORTED = (
 
 BAD_WHEN: Mapping[str, str] = {
     "Ready": "False", "Stable": "False", "Exchanging": "False", "Failed": "True", "Paused": "True",
-    "Stalled": "True", "UpToDate": "False", "Fits": "False", "VolumesReady": "False", "Learning": "False",
+    "Stalled": "True", "UpToDate": "False", "Fits": "False", "VolumesReady": "False", "Exposed": "False", "Learning": "False",
     "StalledOnSignal": "True",
 }  # fmt: skip
-EXPECTED = ("Stable", "Fits", "VolumesReady", "Learning")
+EXPECTED = ("Stable", "Fits", "VolumesReady", "Exposed", "Learning")
 """Conditions that are no news while they are good for the first time."""
 STARTING = ("ComponentsNotReady", "PodsNotReady", "NotObserved", "Absent")
 """Reasons of what only needs time: they are no news while an object is not ready, and no warning of a new one."""

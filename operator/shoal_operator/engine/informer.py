@@ -43,8 +43,8 @@ FAILURES_BEFORE_LIST = 3
 
 LACKING = (403, 404)
 """What an API server says of a kind that it does not serve, and to an account that may not list it."""
-LACKING_SECONDS = 5.0
-"""How often such a kind is looked for: one request each."""
+LACKING_SECONDS = 60.0
+"""At least this often such a kind is looked for, by one request of each replica; within the first minute after it was there more often."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Timing:
     silence: float = SILENCE_SECONDS
     first_retry: float = 0.2
     max_retry: float = 15.0
+    lacking: float = LACKING_SECONDS
 
 
 def pages(
@@ -100,6 +101,7 @@ class Informer:
         self._version = ""
         self._said = ""
         self._backoff = Backoff(timing.first_retry, timing.max_retry)
+        self._lacking = Backoff(timing.first_retry, timing.lacking)
         self.synced = threading.Event()
         """Set once the first list is in the cache."""
         self.heard_at = clock()
@@ -136,6 +138,7 @@ class Informer:
                 if not version:
                     version = self._list()
                     self.missing = False
+                    self._lacking.reset()
                     self.synced.set()
                 began = self._clock()
                 version = self._watch(version)
@@ -156,10 +159,10 @@ class Informer:
                 version = "" if lost else self._version
                 if not silent:
                     self.heard_at = self._clock()
-                wait = error.retry_after if error.retry_after is not None else self._backoff.next()
-                if self.missing:
-                    wait = min(wait, LACKING_SECONDS)
+                if self.missing and error.status in LACKING:
+                    wait = self._lacking.next()
                 else:
+                    wait = error.retry_after if error.retry_after is not None else self._backoff.next()
                     self._say(str(error), wait)
                 self._pause(wait)
             except Exception:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shoal_operator.api.base import API_VERSION
-from shoal_operator.engine.cluster import CHILD_KINDS, KUEUE
+from shoal_operator.engine.cluster import CHILD_KINDS, KUEUE, MAYBE_KINDS
 
 OWN_KINDS = ("TrainingRun", "InferencePool", "RelayServer", "Validator")
 """Kinds that are reconciled, owners before what they own."""
@@ -86,7 +86,16 @@ WORKLOAD = Resource("Workload", KUEUE, "workloads")
 FLAVOR = Resource("ResourceFlavor", KUEUE, "resourceflavors")
 """Kueue's, without a namespace: labels and tolerations of the nodes that a queue gave."""
 
-CACHED: dict[str, Resource] = {**OWN, **CHILDREN, "Pod": POD, "Workload": WORKLOAD}
+ROUTE = Resource("HTTPRoute", MAYBE_KINDS["HTTPRoute"], "httproutes")
+"""The Gateway API's: how clients outside come to a pod. Clusters without its CRDs do not serve it."""
+
+GROUPS = Resource("LeaderWorkerSet", MAYBE_KINDS["LeaderWorkerSet"], "leaderworkersets")
+"""Groups of pods that start again together: engines over several hosts. Clusters without its CRD do not serve it."""
+
+MAYBE_SERVED = (WORKLOAD, ROUTE, GROUPS)
+"""Kinds that are watched where they are served, and looked for elsewhere."""
+
+CACHED: dict[str, Resource] = {**OWN, **CHILDREN, "Pod": POD, **{each.kind: each for each in MAYBE_SERVED}}
 """Kinds that are watched, our own first. Pods are not written by us, but say why a workload is not ready."""
 CLUSTER_SCOPED: dict[str, Resource] = {"ResourceFlavor": FLAVOR}
 """Kinds without a namespace that are read."""

@@ -15,11 +15,12 @@ from shoal.contracts.run import Addresses
 from shoal_operator.children.names import cluster_addresses
 from shoal_operator.children.site import Site, at_site, with_digests
 from shoal_operator.engine.api_server import APPLY_PATCH, MERGE_PATCH, ApiError, ApiServer
-from shoal_operator.engine.apply import not_quantities
+from shoal_operator.engine.apply import not_quantities, removal_of_strangers
 from shoal_operator.engine.cache import Cache, is_applied
 from shoal_operator.engine.cluster import ClusterError, NotHeard, Object, Result
 from shoal_operator.engine.events import EventRecorder
 from shoal_operator.engine.kinds import CACHED, CLUSTER_SCOPED, EVENT, SCALED_KINDS, Key, Resource
+from shoal_operator.engine.last_heard import LastHeard
 from shoal_operator.engine.progress import RunProgressReader
 from shoal_operator.engine.storage_classes import StorageClasses
 from shoal_operator.engine.unchanged import Reads, Unchanged
@@ -90,10 +91,13 @@ class Parts:
     kept: Unchanged
     foreign: Foreign = field(default_factory=Foreign)
     site: Site = field(default_factory=Site)
+    home: str = ""
+    """The operator's own namespace; empty outside a cluster."""
     missing: Callable[[str, str], bool] = lambda kind, namespace: False
     """Whether the cluster lacks a kind, or its objects in a namespace may not be seen."""
     warned: dict[str, tuple[float, Warned]] = field(default_factory=dict)
     """The newest Warning about an object, with the time of reading, by the object's uid."""
+    heard: LastHeard = field(default_factory=LastHeard)
 
 
 class KubernetesCluster:
@@ -106,14 +110,14 @@ class KubernetesCluster:
         self._api, self._cache, self._key, self._parts = parts.api, parts.cache, key, parts
         self._reads: Reads | None = None
         """Of the work whose result may be kept."""
-        self.namespace = key.namespace
+        self.namespace, self.heard = key.namespace, parts.heard
 
     def serves(self, kind: str) -> bool:
         self._not_kept()
         return not self._parts.missing(kind, self.namespace)
 
     def at_site(self, child: Object) -> Object:
-        return at_site(child, self._parts.site)
+        return at_site(child, self._parts.site, self._parts.home)
 
     def with_digests(self, child: Object) -> Object:
         return with_digests(child, self._parts.site)
@@ -151,7 +155,8 @@ class KubernetesCluster:
 
     def warning_about(self, about: Object, reason: str = "", since: datetime | None = None) -> tuple[str, str]:
         self._not_kept()
-        warned, now, uid = self._parts.warned, self._parts.foreign.clock(), about["metadata"]["uid"]
+        warned, now = self._parts.warned, self._parts.foreign.clock()
+        uid = about["metadata"].get("uid") or f"{self.namespace}/{about['kind']}/{about['metadata']['name']}"
         read_at, said = warned.get(uid, (float("-inf"), NO_WARNING))
         if now - read_at < WARNED_SECONDS:
             return said.unless_before(since)
@@ -159,7 +164,7 @@ class KubernetesCluster:
         query: dict[str, str | int] = {"fieldSelector": selected, "limit": MAX_EVENTS}
         try:
             found = self._api.call("list", EVENT, self.namespace, query=query, budget_seconds=EVENTS_BUDGET_SECONDS)
-            said = newest_warning(found.get("items", []), uid)
+            said = newest_warning(found.get("items", []), about)
         except ApiError:
             pass  # away, overloaded, or permissions of an earlier release: what was said last stands, and the reconcile goes on
         if len(warned) > MAX_FOREIGN:
@@ -219,6 +224,8 @@ class KubernetesCluster:
         }
         try:
             found = self._patch(kind, name, body, subresource="status")
+            if strangers := removal_of_strangers(found.get("status", {}), status):
+                self.merge_status(found, strangers)
         except ApiError as error:
             if error.status == 404:
                 return  # deleted meanwhile; the watch will say so
@@ -329,17 +336,22 @@ class KubernetesCluster:
         return found
 
 
-def newest_warning(events: Sequence[Object], uid: str) -> Warned:
-    """The newest Event about the object of this uid; empty for none. Controllers still write the fields of the older API."""
+def newest_warning(events: Sequence[Object], about: Object) -> Warned:
+    """The newest Event about an object, of its kind where its uid is not known; empty for none.
+
+    Controllers still write the fields of the older API.
+    """
+    key = "uid" if "uid" in about["metadata"] else "kind"
+    of = about["metadata"].get("uid") or about["kind"]
 
     def newest(event: Object) -> str:
         seen = (event.get("series") or {}).get("lastObservedTime") or event.get("deprecatedLastTimestamp")
         return str(seen or event.get("eventTime") or event["metadata"].get("creationTimestamp") or "")
 
-    about = [each for each in events if each.get("regarding", {}).get("uid") == uid]
-    if not about:
+    found = [each for each in events if each.get("regarding", {}).get(key) == of]
+    if not found:
         return NO_WARNING
-    last = max(about, key=newest)
+    last = max(found, key=newest)
     return Warned(str(last.get("reason") or "Warning"), str(last.get("note") or ""), newest(last))
 
 

@@ -23,7 +23,7 @@ from shoal_operator.engine.events import EventRecorder
 from shoal_operator.engine.health import HealthServer
 from shoal_operator.engine.informer import DEAF_SECONDS, Informer
 from shoal_operator.engine.informer import Timing as WatchTiming
-from shoal_operator.engine.kinds import CHILDREN, MANAGED_SELECTOR, OWN, POD, WORKLOAD, Key
+from shoal_operator.engine.kinds import CHILDREN, MANAGED_SELECTOR, MAYBE_SERVED, OWN, POD, Key
 from shoal_operator.engine.kubernetes_cluster import KubernetesCluster, Parts
 from shoal_operator.engine.lease import LeaseHolder
 from shoal_operator.engine.metrics import Gauges, Metrics
@@ -56,6 +56,8 @@ class Options:
     namespaces: Sequence[str] = ()
     """Namespaces that are served; none means all."""
     lease_namespace: str = "default"
+    home: str = ""
+    """The operator's own namespace, from which alone runs let it in; empty outside a cluster."""
     identity: str = "shoal-operator"
     workers: int = 4
     bind: str = ""
@@ -89,12 +91,13 @@ class Manager:
         """`reconcile(cluster, kind, name)` returns after how many seconds it asks to be called again, and raises ClusterError to be tried again."""
         self._options, self._reconcile = options, reconcile
         self.metrics = Metrics()
-        self.queue = WorkQueue(self.metrics)
+        # Half of the workers are free for what people change.
+        self.queue = WorkQueue(self.metrics, routine_places=max(1, options.workers // 2))
         namespaces: Sequence[str | None] = list(options.namespaces) or [None]
         # A watch holds a connection, and lists and calls need some beside them.
         self.api = ApiServer(
             configuration,
-            connections=(len(CHILDREN) + 2) * len(namespaces) + options.workers + 5,
+            connections=(len(CHILDREN) + 1 + len(MAYBE_SERVED)) * len(namespaces) + options.workers + 5,
             counted=self.metrics.requested,
         )
         self.cache = Cache(self.queue)
@@ -104,8 +107,9 @@ class Manager:
             for resource in (*CHILDREN.values(), POD)
         ]
         self._informers += [
-            Informer(self.api, self.cache, WORKLOAD, namespace, MANAGED_SELECTOR, optional=True, timing=options.watch)
+            Informer(self.api, self.cache, resource, namespace, MANAGED_SELECTOR, optional=True, timing=options.watch)
             for namespace in namespaces
+            for resource in MAYBE_SERVED
         ]
         self.restart_kopf: Callable[[str], None] = lambda why: None
         """Starts kopf again, for a reason in words, and returns at once; set by `kopf_loop.py`."""
@@ -134,6 +138,7 @@ class Manager:
             StorageClasses(self.api),
             Unchanged(self.cache),
             site=options.site,
+            home=options.home,
             missing=lambda kind, namespace: any(each.lacks(kind, namespace) for each in self._informers),
         )
         self.metrics.registry.register(
@@ -267,6 +272,8 @@ class Manager:
             if self.cache.entry(key) is None:
                 self._parts.progress.forget(key)
                 self._parts.kept.forget(key)
+                if key.kind == "TrainingRun":
+                    self._parts.heard.forget(key.namespace, key.name)
             else:
                 resync = RESYNC_SECONDS * random.uniform(0.8, 1.2)
                 result = "success" if again is None else "requeue_after"

@@ -3,7 +3,7 @@
 One registry a process, made by `manager.py`; served by `health.py`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -126,55 +126,53 @@ class Gauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         running = self._queue.running_seconds()
-        for name, help_, value in (
-            ("workqueue_depth", "Keys that wait for a worker.", self._queue.depth()),
-            (
-                "workqueue_unfinished_work_seconds",
-                "Seconds that unfinished reconciles have been running, summed.",
-                sum(running),
-            ),
-            (
-                "workqueue_longest_running_processor_seconds",
-                "Seconds that the longest unfinished reconcile has been running.",
-                max(running, default=0.0),
-            ),
-        ):
-            gauge = GaugeMetricFamily(name, help_, labels=("name",))
-            gauge.add_metric((QUEUE,), value)
-            yield gauge
-        ages: dict[str, float] = {}
+        yield _gauge("workqueue_depth", "Keys that wait for a worker.", ["name"], {(QUEUE,): self._queue.depth()})
+        yield _gauge(
+            "workqueue_unfinished_work_seconds",
+            "Seconds that unfinished reconciles have been running, summed.",
+            ["name"],
+            {(QUEUE,): sum(running)},
+        )
+        yield _gauge(
+            "workqueue_longest_running_processor_seconds",
+            "Seconds that the longest unfinished reconcile has been running.",
+            ["name"],
+            {(QUEUE,): max(running, default=0.0)},
+        )
+        ages: dict[tuple[str, ...], float] = {}
+        missing: dict[tuple[str, ...], float] = {}
         now = self._clock()
-        missing: dict[str, float] = {}
         watches: list[Informer | WatchedKind] = [*self._informers, *self._own]
         for watch in watches:
-            kind = watch.resource.kind
+            kind = (watch.resource.kind,)
             ages[kind] = max(ages.get(kind, 0.0), now - watch.event_at)
         for place in self._own:
-            missing[place.resource.kind] = max(missing.get(place.resource.kind, 0.0), float(place.missing))
-        age = GaugeMetricFamily(
+            kind = (place.resource.kind,)
+            missing[kind] = max(missing.get(kind, 0.0), float(place.missing))
+        yield _gauge(
             "shoal_operator_watch_last_event_age_seconds",
             "Time since a watch's last event or bookmark; for the operator's own kinds, since the last event or matching list.",
-            labels=("kind",),
+            ["kind"],
+            ages,
         )
-        for kind, seconds in ages.items():
-            age.add_metric((kind,), seconds)
-        yield age
-        absent = GaugeMetricFamily(
-            "shoal_operator_crd_missing", "1 if the CRD of the kind is missing.", labels=("kind",)
-        )
-        for kind, value in missing.items():
-            absent.add_metric((kind,), value)
-        yield absent
-        stalled = GaugeMetricFamily(
+        yield _gauge("shoal_operator_crd_missing", "1 if the CRD of the kind is missing.", ["kind"], missing)
+        yield _gauge(
             "shoal_run_stalled",
             "1 for a run whose condition Stalled is True, by its cause; 0 without one where it is not.",
-            labels=("namespace", "run", "reason"),
+            ["namespace", "run", "reason"],
+            {(key.namespace, key.name, reason): float(bool(reason)) for key, reason in self._stalled()},
         )
-        for key, reason in self._stalled():
-            stalled.add_metric((key.namespace, key.name, reason), float(bool(reason)))
-        yield stalled
-        master = GaugeMetricFamily(
-            "leader_election_master_status", "1 if this replica is the leader.", labels=("name",)
+        yield _gauge(
+            "leader_election_master_status",
+            "1 if this replica is the leader.",
+            ["name"],
+            {("shoal-operator",): 1.0 if self._leads() else 0.0},
         )
-        master.add_metric(("shoal-operator",), 1.0 if self._leads() else 0.0)
-        yield master
+
+
+def _gauge(name: str, text: str, labels: Sequence[str], values: Mapping[tuple[str, ...], float]) -> Metric:
+    """A gauge with its values by their labels."""
+    made = GaugeMetricFamily(name, text, labels=labels)
+    for row, value in values.items():
+        made.add_metric(row, value)
+    return made

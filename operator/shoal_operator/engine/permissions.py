@@ -12,9 +12,11 @@ from shoal_operator.engine.kinds import (
     CHILDREN,
     EVENT,
     FLAVOR,
+    GROUPS,
     LEASE,
     OWN,
     POD,
+    ROUTE,
     SCALED_KINDS,
     STORAGE_CLASS,
     WORKLOAD,
@@ -69,6 +71,8 @@ WATCHED: tuple[Permission, ...] = (
     _row(WORKLOAD, _CHILD_VERBS, "asks a run's Kueue queue for its pods"),
     _row(WORKLOAD, ("patch",), "pods are ready, quota is given back, the run has ended", "/status"),
     _row(FLAVOR, ("get",), "labels and tolerations of the nodes that a queue gave; a Role cannot grant it"),
+    _row(ROUTE, _CHILD_VERBS, "lets clients outside in through a Gateway"),
+    _row(GROUPS, _CHILD_VERBS, "makes engines of several pods where a pool asks for it"),
     _row(EVENT, ("list", "create", "patch"), "why pods were refused; transitions of conditions, counted in series"),
 )
 """In each namespace that is served, or in all of them. A create by server-side apply needs `create` and `patch`."""

@@ -106,9 +106,9 @@ class RunProgressReader:
         *,
         routine: Callable[[Key], None] | None = None,
     ) -> None:
-        """Keys with news go to `enqueue`. Those whose figures alone changed go to `routine`, if it is given.
+        """A run with an edit that waits for its orchestrator's answer goes to `enqueue`. All other news goes to `routine`, if it is given.
 
-        So do first answers of runs without an edit: an operator that starts receives a thousand of them.
+        An operator that starts receives a thousand first answers, and a thousand runs open eight steps a second. Nobody waits for these.
         """
         self._enqueue, self._timing = enqueue, timing
         self._enqueue_routine = routine or enqueue
@@ -271,8 +271,7 @@ class RunProgressReader:
         figures = max(self._timing.figures, len(self._known) / FIGURES_PER_SECOND)
         if told or (known.untold and now - known.told_at >= figures):
             known.told_at, known.untold = now, False
-            urgent = told and (known.edited or not first)
-            (self._enqueue if urgent else self._enqueue_routine)(key)
+            (self._enqueue if told and known.edited else self._enqueue_routine)(key)
 
     def _pause(self, known: _Known, seconds: float) -> float:
         """Seconds until the next read, after one that took some."""

@@ -5,7 +5,8 @@ tests need no waiting. Namespaces with ready keys take turns, one key each: a te
 the order is first in, first out: a key that changes all the time goes to the end each time it is done, so it starves nobody.
 
 What somebody changed goes before what comes by the clock (figures of progress, children that settled, retries, another look): of those, one goes in
-`ROUTINE_TURN` turns while both wait. An API server that is slow to write a thousand runs' figures then does not delay an edit.
+`ROUTINE_TURN` turns while both wait, and at most `routine_places` are worked on at the same time. An API server that is slow to write a thousand
+runs' figures then does not delay an edit. Without places an edit beside 300 runs waited for 2.4 s (p99).
 """
 
 import heapq
@@ -58,17 +59,20 @@ class WorkQueue:
         self,
         observer: QueueObserver | None = None,
         *,
+        routine_places: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         random_: Callable[[], float] = random.random,
     ) -> None:
-        self._clock, self._observer = clock, observer
+        """`routine_places`: the most keys that came by the clock and are worked on at the same time; None for any number."""
+        self._clock, self._observer, self._routine_places = clock, observer, routine_places
         self._backoff = Backoff(FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, random_)
         self._changed = threading.Condition()
         self._ready: Waiting = OrderedDict()  # changed by somebody
         self._routine: Waiting = OrderedDict()  # come by the clock
         self._turn = 0
         self._working: dict[Key, float] = {}  # since when
-        self._again: set[Key] = set()  # added while being worked on
+        self._by_clock: set[Key] = set()  # of these, the ones that came by the clock
+        self._again: dict[Key, bool] = {}  # added while being worked on, and whether somebody changed it
         self._due: dict[Key, float] = {}  # the earliest time asked for
         self._heap: list[tuple[float, Key]] = []  # (time, key); stale where `_due` says otherwise
         self._settling: dict[str, set[Key]] = {}  # put off for children's sake, by namespace
@@ -104,7 +108,7 @@ class WorkQueue:
         with self._changed:
             while not self._closed:
                 self._ripen()
-                if self._ready or self._routine:
+                if self._ready or self._may_start_routine():
                     return self._start()
                 now = self._clock()
                 if end is not None and now >= end:
@@ -117,11 +121,11 @@ class WorkQueue:
         """The worker is through with the key."""
         with self._changed:
             since = self._working.pop(key)
+            self._by_clock.discard(key)
             if self._observer is not None:
                 self._observer.finished(key, self._clock() - since)
-            if key in self._again:
-                self._again.discard(key)
-                self._add(key)
+            if (urgent := self._again.pop(key, None)) is not None:
+                self._add(key, urgent=urgent)
             self._changed.notify_all()
 
     def succeeded(self, key: Key) -> None:
@@ -169,7 +173,10 @@ class WorkQueue:
             return [now - since for since in self._working.values()]
 
     def _add(self, key: Key, *, urgent: bool = True) -> None:
-        if self._closed or key in self._again or key in self._ready.get(key.namespace, ()):
+        if self._closed or key in self._ready.get(key.namespace, ()):
+            return
+        if key in self._again:
+            self._again[key] |= urgent
             return
         since = self._clock()
         if key in self._routine.get(key.namespace, ()):
@@ -179,7 +186,7 @@ class WorkQueue:
         elif self._observer is not None:
             self._observer.added(key)
         if key in self._working:
-            self._again.add(key)
+            self._again[key] = urgent
             return
         waiting = self._ready if urgent else self._routine
         waiting.setdefault(key.namespace, OrderedDict())[key] = since
@@ -208,9 +215,12 @@ class WorkQueue:
                 del self._due[key]
                 self._add(key, urgent=False)
 
+    def _may_start_routine(self) -> bool:
+        return bool(self._routine) and (self._routine_places is None or len(self._by_clock) < self._routine_places)
+
     def _start(self) -> Key:
         waiting = self._ready or self._routine
-        if self._ready and self._routine:
+        if self._ready and self._may_start_routine():
             self._turn = (self._turn + 1) % ROUTINE_TURN
             waiting = self._ready if self._turn else self._routine
         namespace, keys = waiting.popitem(last=False)
@@ -225,6 +235,8 @@ class WorkQueue:
             if not settling:
                 del self._settling[namespace]
         self._working[key] = now
+        if waiting is self._routine:
+            self._by_clock.add(key)
         if self._observer is not None:
             self._observer.started(key, now - since)
         return key

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from shoal.contracts.newer import from_newer_json
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import Addresses
 from shoal_operator.children import names
 from shoal_operator.engine.cluster import Object, Result
+from shoal_operator.engine.last_heard import LastHeard
 from shoal_operator.local.addresses import AddressBook, Subnet
 from shoal_operator.local.controllers import WORKLOADS, WantedPod, address_key, wanted_pods, workload_status
 from shoal_operator.local.neighbours import Neighbours
@@ -55,6 +57,7 @@ class LocalCluster:
     def __init__(self, folder: Path, subnet: Subnet, table: ProcessTable) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.objects = Objects(folder / "objects.json")
+        self.heard = LastHeard()
         self._addresses = AddressBook(subnet, folder / "addresses.json")
         self._executor = ThreadPoolExecutor(PROBE_THREADS, thread_name_prefix="probe")
         self._neighbours = Neighbours(folder)
@@ -65,7 +68,7 @@ class LocalCluster:
     # What reconcile asks (engine.cluster.Cluster).
 
     def serves(self, kind: str) -> bool:
-        return False  # one machine has no queue
+        return kind in self.objects.kinds  # one machine has no queue
 
     def at_site(self, child: Object) -> Object:
         return child
@@ -152,7 +155,7 @@ class LocalCluster:
             answer = connection.getresponse()
             if answer.status != 200:
                 return None
-            return RunProgress.from_json(answer.read(MAX_PROGRESS_BYTES))
+            return from_newer_json(RunProgress, answer.read(MAX_PROGRESS_BYTES))
         except (OSError, http.client.HTTPException, ValueError):
             return None
         finally:

@@ -32,13 +32,29 @@ def beyond_one_machine(run: TrainingRun, source: str) -> list[Mistake]:
                 "one machine gives no service account tokens: name keys in credentialsSecret, and give them by --secret",
             )
         )
-    if spec.storage.azure is not None:
-        mistakes.append(
-            (
-                "spec.storage.azure",
-                "one machine gives no service account tokens: leave it out for a folder, or use storage.s3 with credentialsSecret",
-            )
+    mistakes += [
+        (
+            f"spec.storage.{cloud}",
+            "one machine gives no service account tokens: leave it out for a folder, or use storage.s3 with credentialsSecret",
         )
+        for cloud in ("azure", "gcs")
+        if getattr(spec.storage, cloud) is not None
+    ]
+    for number, pool in enumerate(spec.inference_pools):
+        if pool.engine.hosts > 1:
+            mistakes.append(
+                (
+                    f"spec.inferencePools.{number}.engine.hosts",
+                    f"given {pool.engine.hosts}; one machine is one host: leave it out, and spread the engine over the GPUs of this machine",
+                )
+            )
+        if pool.weights_claim is not None:
+            mistakes.append(
+                (
+                    f"spec.inferencePools.{number}.weightsClaim",
+                    "one machine has no claims: leave it out, its folder is used",
+                )
+            )
     for path, template in pod_templates(run).items():
         if template.volumes or any(each.volume_mounts for each in template.containers or ()):
             mistakes.append(

@@ -21,7 +21,7 @@ KINDS = frozenset(
         "TrainingRun", "InferencePool", "RelayServer", "Validator",
         "ConfigMap", "Secret", "PersistentVolumeClaim", "StatefulSet", "Deployment", "Job",
         # Kept and shown, and nothing comes of them: one machine has addresses instead of names, one user and one node.
-        "Service", "Ingress", "NetworkPolicy", "PodDisruptionBudget",
+        "Service", "Ingress", "HTTPRoute", "NetworkPolicy", "PodDisruptionBudget",
     }
 )  # fmt: skip
 

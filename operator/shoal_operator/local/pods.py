@@ -131,7 +131,7 @@ class Pod:
             return
         if not self._containers:
             try:
-                self._make(now)
+                self._make()
             except NotThere as waiting:
                 self._message = str(waiting)
                 return
@@ -205,7 +205,7 @@ class Pod:
         if now >= self._stop_deadline and not self.gone():
             self.kill()
 
-    def _make(self, now: float) -> None:
+    def _make(self) -> None:
         home = self._place.home(self.name)
         with_sidecars = {**self._spec, "containers": [*self._spec["containers"], *self._spec.get("initContainers", [])]}
         prepare_home(

@@ -1,7 +1,7 @@
 """Level-triggered reconcile: look at the world, compute the children, apply what differs, write one status.
 
-`reconcile(cluster, kind, name)` is what the engine calls on a cluster for each key of its queue; `reconcile_all(cluster)` is the same for everything
-in a namespace, as the run on one machine does a few times a second. Either may be called at any time and any number of times.
+`reconcile(cluster, kind, name)` is what the engine calls on a cluster for each key of its queue. The run on one machine calls it for each of its
+objects a few times a second. It may be called at any time and any number of times.
 """
 
 from collections.abc import Callable
@@ -40,11 +40,4 @@ def reconcile(cluster: Cluster, kind: str, name: str) -> float | None:
         raise
 
 
-def reconcile_all(cluster: Cluster) -> None:
-    """Reconcile every object of our kinds, owners before what they own, so that one call sees a new run through."""
-    for kind in RECONCILERS:
-        for found in cluster.list(kind, {}):
-            reconcile(cluster, kind, found["metadata"]["name"])
-
-
-__all__ = ["RECONCILERS", "reconcile", "reconcile_all"]
+__all__ = ["RECONCILERS", "reconcile"]

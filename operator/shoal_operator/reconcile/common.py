@@ -1,16 +1,21 @@
 """What all reconcilers share: applying children under their owner, removing what is no longer wanted, writing a status only when it changed."""
 
+import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from shoal_operator.api.volumes import ClaimRetention
 from shoal_operator.children import names
 from shoal_operator.children.claims import VolumeClaim
-from shoal_operator.engine.apply import Action, contains, decide, with_hash
-from shoal_operator.engine.cluster import Cluster, ClusterError, Object
-from shoal_operator.engine.conditions import Condition, condition, merge
+from shoal_operator.children.workloads import selector_of, stamped, template_of
+from shoal_operator.engine.apply import Action, contains, decide, hash_of, kept, with_hash
+from shoal_operator.engine.cluster import MAYBE_KINDS, Cluster, ClusterError, Object
+from shoal_operator.engine.conditions import Condition, condition, is_true, merge
 from shoal_operator.engine.kinds import SCALED_KINDS
 from shoal_operator.reconcile.volumes import Problem, kept_and_grown, new_claims, refused_growth, require
 
@@ -115,10 +120,10 @@ def apply_children(cluster: Cluster, owner: Object, children: Iterable[Object]) 
     Raises:
         ClusterError: a child was refused, or the cluster could not be asked.
     """
-    kept, failed = list[Problem](), None
+    stayed, failed = list[Problem](), None
     for child in children:
         try:
-            wanted = owned(cluster.at_site(child), owner, cluster.namespace)
+            wanted = owned(stamped(cluster.at_site(child)), owner, cluster.namespace)
         except ClusterError as error:
             failed = failed or error
             continue
@@ -126,9 +131,12 @@ def apply_children(cluster: Cluster, owner: Object, children: Iterable[Object]) 
         live = cluster.get(kind, name)
         if live is not None:
             refuse_anothers(live, owner)
+            wanted = kept(wanted, live)
             if kind == "PersistentVolumeClaim":
                 wanted, problems = kept_and_grown(wanted, child, live, cluster.storage_classes)
-                kept += problems
+                stayed += problems
+        elif kind in MAYBE_KINDS and not cluster.serves(kind):
+            continue  # a condition says so
         elif kind in SCALED_KINDS and "replicas" not in wanted["spec"]:
             continue  # deleted since its number was looked at; we are called again for that, and then it is made as a new one
         try:
@@ -145,12 +153,12 @@ def apply_children(cluster: Cluster, owner: Object, children: Iterable[Object]) 
             if error.passing:
                 raise
             if kind == "PersistentVolumeClaim" and live is not None:
-                kept.append(refused_growth(name, error))
+                stayed.append(refused_growth(name, error))
             else:
                 failed = failed or error
     if failed is not None:
         raise failed
-    return kept
+    return stayed
 
 
 def pods_go_on(wanted: Object, live: Object) -> bool:
@@ -215,6 +223,30 @@ def grow_claims(
     return found
 
 
+def drop_scaled_in(
+    cluster: Cluster,
+    owner: Object,
+    live: Iterable[Object],
+    retention: ClaimRetention | None,
+    wanted: Iterable[Object],
+    volumes: Iterable[str],
+) -> None:
+    """Delete claims of groups that are scaled in, where they are not to stay. One is there until its pod has ended.
+
+    Only those that the operator applied for this owner, or for nobody, because they are retained; each is called `<volume>-<set>-<group>[-<place>]`.
+    """
+    if retention is None or retention.when_scaled == "Retain":
+        return
+    stay = {each["metadata"]["name"] for each in wanted}
+    named = re.compile(f"({'|'.join(map(re.escape, volumes))})-{re.escape(owner['metadata']['name'])}-[0-9]+(-[0-9]+)?")
+    for each in live:
+        metadata = each["metadata"]
+        retained = names.RETAIN_ANNOTATION in metadata.get("annotations", {}) and controller_of(each) is None
+        ours = named.fullmatch(metadata["name"]) and hash_of(each) is not None and (retained or owned_by(each, owner))
+        if ours and metadata["name"] not in stay and not metadata.get("deletionTimestamp"):
+            cluster.delete("PersistentVolumeClaim", metadata["name"])
+
+
 def write_status(cluster: Cluster, live: Object, status: Mapping[str, Any], conditions: Iterable[Condition]) -> None:
     """Write the status of one of our objects, without fields that are None at any depth: no field may be null. Does nothing if it is there
     already."""
@@ -263,7 +295,7 @@ def tell_failure(
 
 
 def replica_counts(workload: Object | None) -> tuple[int, int, int]:
-    """Replicas wanted, existing and ready of a StatefulSet, a Deployment or one of our scaled kinds."""
+    """Replicas wanted, existing and ready of a StatefulSet, a Deployment, or one of our scaled kinds."""
     if workload is None:
         return 0, 0, 0
     status, wanted = workload.get("status", {}), workload["spec"].get("replicas", 1)
@@ -279,6 +311,44 @@ def admitted_replicas(live: Object) -> int | None:
 
 
 def up_to_date(workload: Object) -> bool:
-    """Whether the workload's own controller has seen its newest spec."""
-    seen = workload.get("status", {}).get("observedGeneration")
+    """Whether the workload's own controller has seen its newest spec. Where a LeaderWorkerSet's does not say, it has a status: ask `groups` too."""
+    status = workload.get("status", {})
+    seen = status.get("observedGeneration")
+    if seen is None and workload["kind"] == "LeaderWorkerSet":
+        return bool(status)
     return seen is not None and seen >= workload["metadata"].get("generation", 1)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of a LeaderWorkerSet, counted from their pods: those with any pod, those that are ready, and those of them that are new."""
+
+    existing: int
+    ready: int
+    new: int
+
+
+def groups_of(cluster: Cluster, workload: Object) -> Groups:
+    """What of a LeaderWorkerSet is there. Its status may be that of an earlier spec, and not all releases of its controller say which.
+
+    A group is ready when all of its pods are, and new when these are of the newest template and number.
+    Costs one read of the cache: 1 ms a hundred pods.
+    """
+    group = workload["spec"]["leaderWorkerTemplate"]
+    size, prefix = group["size"], f"{workload['metadata']['name']}-"
+    stamp = template_of(workload)["metadata"]["labels"].get(names.TEMPLATE_LABEL)
+    pods = defaultdict[str, list[Object]](list)
+    for pod in cluster.list("Pod", selector_of(workload)):
+        pods[pod["metadata"]["name"].removeprefix(prefix).partition("-")[0]].append(pod)
+    ready = {
+        number
+        for number, each in pods.items()
+        if len(each) == size
+        and all(is_true(pod, "Ready") and not pod["metadata"].get("deletionTimestamp") for pod in each)
+    }
+    new = sum(
+        all(pod["metadata"]["labels"].get(names.TEMPLATE_LABEL) == stamp for pod in pods[number])
+        for number in map(str, range(workload["spec"]["replicas"]))
+        if number in ready
+    )
+    return Groups(len(pods), len(ready), new)

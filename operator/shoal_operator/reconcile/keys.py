@@ -79,7 +79,7 @@ def ensure_identity(cluster: Cluster, owner: Object, islands: int, wanted: KeysS
         name: _key(_ensure(cluster, owner, names.island_secret(run, name), ISLAND_KEY), ISLAND_KEY).public
         for name in names.island_names(islands)
     }
-    return RunIdentity(first_roster(changed).signer, changed, peers, _run_keys_away(cluster, owner, changed.document))
+    return RunIdentity(first_roster(changed).signer, changed, peers, _run_keys_away(cluster, changed.document))
 
 
 def ensure_tickets(cluster: Cluster, owner: Object, pools: Mapping[str, str], identity: RunIdentity) -> None:
@@ -322,7 +322,7 @@ def _run_key(cluster: Cluster, owner: Object, roster: Roster, number: int) -> Pr
     return _key(_get(cluster, owner, name), RUN_KEY)
 
 
-def _run_keys_away(cluster: Cluster, owner: Object, roster: Roster) -> tuple[str, ...]:
+def _run_keys_away(cluster: Cluster, roster: Roster) -> tuple[str, ...]:
     """Secrets of the run key and of the one that is fixed after it, if they are not here. The run goes on without them; a key cannot be changed."""
     number = 1 + len(roster.changes_of("run"))
     needed = [number] if next_run_key(roster) is None else [number, number + 1]

@@ -3,8 +3,9 @@
 Everything that the reconciler decides on is in `Observed`; only `workloads` is read again after children were applied.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from shoal.contracts.protocol import RunProgress
 from shoal_operator.api import InferencePool, RelayServer, TrainingRun, Validator
@@ -49,8 +50,10 @@ class Observed:
     waits: Wait
 
 
-def observe(cluster: Cluster, live: Object, run: TrainingRun, orchestrator_url: str) -> Observed | None:
-    """Read what a reconcile of this run decides on. None: its orchestrator is being asked for the first time."""
+def observe(
+    cluster: Cluster, live: Object, run: TrainingRun, orchestrator_url: str, before: Mapping[str, Any]
+) -> Observed | None:
+    """Read what a reconcile of this run decides on. `before`: `as_heard`. None: its orchestrator is being asked for the first time."""
     name = run.metadata.name
     prepare = cluster.get("Job", names.prepare(name))
     if prepare is not None and not owned_by(prepare, live):
@@ -71,7 +74,7 @@ def observe(cluster: Cluster, live: Object, run: TrainingRun, orchestrator_url: 
         for job in cluster.list("Job", names.selector(name, "trainer"))
         if owned_by(job, live)
     }
-    latest_version, complete_at = _how_far(cluster, live, run, progress)
+    latest_version, complete_at = _how_far(cluster, live, run, progress, before.get("policyVersion") or 0)
     return Observed(
         prepare=prepare,
         trainer_jobs=trainer_jobs,
@@ -93,10 +96,12 @@ def _first_wait(cluster: Cluster, run: TrainingRun, missing: str, *, prepared: b
     return Wait(lacking) if lacking or is_restored(run) else waits_for_others(cluster, run)
 
 
-def _how_far(cluster: Cluster, live: Object, run: TrainingRun, progress: RunProgress | None) -> tuple[int, int | None]:
+def _how_far(
+    cluster: Cluster, live: Object, run: TrainingRun, progress: RunProgress | None, heard: int
+) -> tuple[int, int | None]:
     """Newest policy version, and the one at which the run was called complete. The orchestrator is right whenever it says one.
 
-    While it is silent the record of it holds. No request.
+    While it is silent the record of it holds, then the version that was `heard` last. No request.
     """
     recovers = run.spec.steps is not None and progress is not None and progress.latest_version is None
     if progress is not None and not recovers:
@@ -105,7 +110,7 @@ def _how_far(cluster: Cluster, live: Object, run: TrainingRun, progress: RunProg
         return version, version if is_complete(run.spec.steps, version, said=progress.complete, scored=scored) else None
     recorded = recorded_version(cluster, live)
     if recorded is None:
-        return live.get("status", {}).get("policyVersion") or 0, None
+        return heard, None
     # A later edit may have asked for more steps.
     return recorded, recorded if is_complete(run.spec.steps, recorded, said=True) else None
 
@@ -200,6 +205,7 @@ def last_failures(
     if not prepared or not all(part_state(part).ready for part in parts):
         run = live["metadata"]["name"]
         pods = [*cluster.failed_pods(run), *cluster.list("Pod", {names.RUN_LABEL: run})]
+    # A record, not derived: the pods go, so what a status says of them stands.
     return tuple(merged(live.get("status", {}).get("lastFailures"), failed_containers(pods)))
 
 

@@ -48,7 +48,7 @@ def _why_not(cluster: Cluster, source: Source, own_name: str, storage: dict[str,
         leaves = "trains no model" if mode == "Generate" else "writes no data set"
         return f"whose mode is {mode}, which {leaves}; allowed: {', '.join(source.modes)}"
     if _place(other["spec"].get("storage", {})) != _place(storage):
-        return "whose spec.storage differs: runs that build on each other need the same prefix and s3 or azure"
+        return "whose spec.storage differs: runs that build on each other need the same prefix and s3, azure or gcs"
     if completed(cluster, other):
         return ""
     if is_true(other, "Failed"):
@@ -118,10 +118,11 @@ def _named(run: Object) -> list[str]:
 
 
 def _place(storage: dict[str, Any]) -> tuple[Any, ...]:
-    """Where objects lie: the prefix, and what names an S3 store's bucket or a container of Azure."""
-    s3, azure = storage.get("s3") or {}, storage.get("azure") or {}
+    """Where objects lie: the prefix, and what names an S3 store's bucket, a container of Azure or a bucket of Google's."""
+    s3, azure, gcs = (storage.get(cloud) or {} for cloud in ("s3", "azure", "gcs"))
     named = (
         (s3.get("endpoint"), s3.get("bucket")),
         tuple(azure.get(key) for key in ("endpoint", "account", "container")),
+        (gcs.get("endpoint"), gcs.get("bucket")),
     )
     return storage.get("prefix", "shoal"), *named

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from shoal_operator.children.names import TEMPLATE_LABEL
 from shoal_operator.children.pods import STARTUP_SECONDS
 from shoal_operator.engine.cluster import Cluster, Object
 from shoal_operator.reconcile.decisions import parse_time
@@ -21,6 +22,10 @@ IMAGE_REASONS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrIma
 CONFIG_REASONS = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 CRASHES = 2
 """Restarts after which a container that is not ready counts as crashing: the first may be due to a peer that was not up."""
+GROUP_CRASHES = 1
+"""The same in a group of a LeaderWorkerSet: at the first restart all of its pods are made again, and none is seen to restart twice."""
+CRASHED = re.compile(r"; (pod \S+: container \S+: ended .*?)(?:; of \d+ replicas the run's queue admits \d+)?$")
+"""What a condition says of a container that ended."""
 MAX_TEXT = 300
 PULL_AGAIN = re.compile(
     r'^Back-off pulling image "[^"]*"(?:: (?:[A-Za-z]*(?:ImagePull|ImageNeverPull|Unavailable)[A-Za-z]*: )?)?'
@@ -33,6 +38,8 @@ SOURCE_PORT = re.compile(r":\d{1,5}(?=->)")
 """Of a connection that failed: another one at each try."""
 LATE = timedelta(seconds=20)
 """After which a pod that waits for a scheduler, for its kubelet or for its end has a problem: each takes a second or two as a rule."""
+CLAIMS = re.compile(r"cannot allocate all claims|device class \S+ does not exist|resource ?claim", re.IGNORECASE)
+"""How kube-scheduler's plugin DynamicResources says that a pod waits for its ResourceClaims."""
 ERROR_AT_END = re.compile(r'"error": ("(?:[^"\\]|\\.)*")\}$')
 """How a line with a traceback ends (`shoal.telemetry.logs`)."""
 MOST_ASKED = 5
@@ -66,7 +73,11 @@ def pods_problem(
     found = worst_problem(pods, now)
     if found is not None:
         return found[0], with_former_cause(found[1], former)
-    return refused_pods(cluster, workload) or _told_by_events(cluster, pods, now)
+    said = refused_pods(cluster, workload) or _told_by_events(cluster, pods, now)
+    if said is None and workload is not None and workload["kind"] == "LeaderWorkerSet":
+        ended = CRASHED.search(former)  # the pod is gone with its group, and so are its words
+        return ("CrashLoop", ended[1]) if ended is not None else None
+    return said
 
 
 def with_former_cause(message: str, former: str) -> str:
@@ -100,28 +111,43 @@ def pod_problem(pod: Object, now: datetime) -> PodProblem | None:
     """What is wrong with a pod, or None. Pods that are being deleted have no problem while they may still end."""
     metadata, status = pod["metadata"], pod.get("status", {})
     name = metadata["name"]
+    grouped = TEMPLATE_LABEL in metadata.get("labels", {})
+    states = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
     if metadata.get("deletionTimestamp"):
-        return _stays(pod, now)
+        crashed = [_crash(name, each, GROUP_CRASHES) for each in states if grouped and each.get("lastState")]
+        return next((each for each in crashed if each is not None), None) or _stays(pod, now)
     if status.get("phase") == "Succeeded":
         return None
     conditions = {each.get("type"): each for each in status.get("conditions", [])}
     placed = conditions.get("PodScheduled", {})
     if placed.get("status") == "False":
         reason = placed.get("reason") or "Unschedulable"
-        return PodProblem(0, name, reason, f"{reason}: {_short(placed.get('message', ''))}")
+        return PodProblem(0, name, reason, f"{reason}: {_short(placed.get('message', ''))}{_remedy(placed)}")
     if not placed and not pod.get("spec", {}).get("nodeName") and _is_late(metadata.get("creationTimestamp"), now):
         scheduler = pod.get("spec", {}).get("schedulerName", "default-scheduler")
-        text = f"no scheduler has looked at it since {metadata['creationTimestamp']} (schedulerName {scheduler})"
+        text = (
+            f"no scheduler has looked at it since {metadata['creationTimestamp']} (schedulerName {scheduler}): start that scheduler, or name"
+            " another in podTemplate.schedulerName"
+        )
         return PodProblem(0, name, "NotScheduled", text)
-    for state in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
-        if (found := _container_problem(name, state)) is not None:
+    for state in states:
+        if (found := _container_problem(name, state, GROUP_CRASHES if grouped else CRASHES)) is not None:
             return found
     if status.get("phase") == "Failed":
         reason = status.get("reason") or "PodFailed"
-        containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-        said = _short(status.get("message", "")) or _failed_container(containers)
+        said = _short(status.get("message", "")) or _failed_container(states)
         return PodProblem(3, name, reason, f"{reason}: {said}".removesuffix(": "))
     return _lost(pod, conditions)
+
+
+def _remedy(placed: Object) -> str:
+    """What to do about claims of devices that no node can give. A node without a driver looks like one whose devices are taken."""
+    if not CLAIMS.search(placed.get("message", "")):
+        return ""
+    return (
+        "; see that the driver of the claims' DeviceClass runs on nodes with free devices (kubectl get deviceclasses,resourceslices); or take the"
+        " claims out of gpu.claimTemplate or podTemplate.resourceClaims"
+    )
 
 
 def _stays(pod: Object, now: datetime) -> PodProblem | None:
@@ -190,7 +216,7 @@ def _is_late(since: str | None, now: datetime) -> bool:
     return began is not None and now >= began + LATE
 
 
-def _container_problem(pod: str, state: Object) -> PodProblem | None:
+def _container_problem(pod: str, state: Object, crashes: int) -> PodProblem | None:
     name = state.get("name", "")
     waiting = state.get("state", {}).get("waiting", {})
     reason = waiting.get("reason", "")
@@ -200,12 +226,17 @@ def _container_problem(pod: str, state: Object) -> PodProblem | None:
         return PodProblem(1, pod, "ImagePull", text.removesuffix(": "))
     if reason in CONFIG_REASONS:
         return PodProblem(1, pod, reason, f"container {name}: {reason}: {_short(waiting.get('message', ''))}")
-    restarts = state.get("restartCount", 0)
-    if reason == "CrashLoopBackOff" or (restarts >= CRASHES and not state.get("ready")):
-        ended = state.get("lastState", {}).get("terminated") or state.get("state", {}).get("terminated") or {}
-        why = _ended(ended)
-        return PodProblem(2, pod, "CrashLoop", f"container {name}: ended {restarts} times{why}")
-    return None
+    return _crash(pod, state, crashes)
+
+
+def _crash(pod: str, state: Object, crashes: int) -> PodProblem | None:
+    restarts, reason = state.get("restartCount", 0), state.get("state", {}).get("waiting", {}).get("reason", "")
+    ended = state.get("lastState", {}).get("terminated") or state.get("state", {}).get("terminated") or {}
+    often = restarts >= crashes or (crashes == GROUP_CRASHES and ended.get("exitCode"))
+    if reason != "CrashLoopBackOff" and (not often or state.get("ready")):
+        return None
+    times = f"{restarts} times" if restarts != 1 else "once"
+    return PodProblem(2, pod, "CrashLoop", f"container {state.get('name', '')}: ended {times}{_ended(ended)}")
 
 
 def _failed_container(states: Iterable[Object]) -> str:

@@ -24,6 +24,7 @@ from shoal_operator.children.queue import (
     placed,
     workload,
 )
+from shoal_operator.children.workloads import WITH_PODS
 from shoal_operator.engine.apply import job_state
 from shoal_operator.engine.cluster import KUEUE, Cluster, ClusterError, Object
 from shoal_operator.engine.conditions import Condition, condition, is_true, merge
@@ -254,7 +255,7 @@ def rest_of(cluster: Cluster, owner: Object) -> Rest:
     }
     makers: dict[tuple[str, str], Object] = {}
     foreign: set[tuple[str, str]] = set()
-    for kind in ("StatefulSet", "Deployment", "Job"):
+    for kind in WITH_PODS:
         for found in cluster.list(kind, {names.RUN_LABEL: run}):
             above, key = controller_of(found), (kind, found["metadata"]["name"])
             if owned_by(found, owner) or (

@@ -16,7 +16,6 @@ from typing import Any
 from shoal_operator.children import names
 from shoal_operator.children.releases import (
     OWN_KINDS,
-    WITH_PODS,
     Builder,
     ChildKey,
     Inputs,
@@ -27,10 +26,11 @@ from shoal_operator.children.releases import (
     of_release,
     release_record,
 )
+from shoal_operator.children.workloads import WITH_PODS
 from shoal_operator.engine.apply import job_state
 from shoal_operator.engine.cluster import Cluster, Object
 from shoal_operator.engine.conditions import Condition, condition
-from shoal_operator.reconcile.common import owned_by, up_to_date
+from shoal_operator.reconcile.common import groups_of, owned_by, up_to_date
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,6 @@ ORDER = (
 )
 """Components in the order in which they are rolled, the next when the pods of one are ready: what holds no state first, the trainer last."""
 TRAINER = len(ORDER) - 1
-WORKLOAD = {"InferencePool": "StatefulSet", "RelayServer": "StatefulSet", "Validator": "Deployment"}
 MOST_RECORDS = 2
 """Releases in a record; more are not looked at."""
 IS_RELEASE = re.compile(r"[0-9A-Za-z]([0-9A-Za-z._-]{0,61}[0-9A-Za-z])?")
@@ -251,11 +250,11 @@ def rolled(
         live[key] = release_mark(found) or upgrade.others
         if kind not in (*WITH_PODS, *OWN_KINDS):
             continue
-        found = cluster.get(WORKLOAD[kind], name) if kind in WORKLOAD else found
+        found = cluster.get(workload_kind(made), name) if kind in OWN_KINDS else found
         there = live[key] == upgrade.target and (release_mark(found) or upgrade.others) == upgrade.target
         ended = found is not None and kind == "Job" and _group(made) == 0 and job_state(found) != "running"
         older = older or not (there or ended)
-        if not ended and not (there and settled(found)):
+        if not ended and not (there and settled(cluster, found)):
             lags.setdefault(_group(made), []).append(f"{(found or made)['kind']} {name}")
     if not older:
         return replace(upgrade, live=live)
@@ -271,7 +270,14 @@ def rolled(
     return replace(upgrade, live=live, reached=first + 1, waits=waits, waits_for_step=at_trainer and not edge)
 
 
-def settled(workload: Object | None) -> bool:
+def workload_kind(own: Object) -> str:
+    """Kind of what makes the pods of one of our kinds with replicas."""
+    if own["kind"] == "InferencePool":
+        return str(own["spec"].get("hostsBy") or "StatefulSet")
+    return {"RelayServer": "StatefulSet", "Validator": "Deployment"}[own["kind"]]
+
+
+def settled(cluster: Cluster, workload: Object | None) -> bool:
     """Whether all pods of a workload are of its newest template and ready. One without replicas is."""
     if workload is None:
         return False
@@ -279,6 +285,8 @@ def settled(workload: Object | None) -> bool:
     if workload["kind"] == "Job":
         return job_state(workload) != "running" or status.get("ready", 0) >= spec.get("parallelism", 1)
     wanted = spec.get("replicas", 1)
+    if workload["kind"] == "LeaderWorkerSet":
+        return up_to_date(workload) and groups_of(cluster, workload).new >= wanted
     fresh = status.get("updatedReplicas", 0) >= wanted or wanted == 0
     return up_to_date(workload) and fresh and status.get("readyReplicas", 0) >= wanted
 

@@ -19,7 +19,7 @@ from shoal_operator.api.last_words import LastWords
 from shoal_operator.api.training_run import AnswerShown, AnswersStatus
 from shoal_operator.children.training_run import Stage
 from shoal_operator.engine.apply import job_state
-from shoal_operator.engine.cluster import Object
+from shoal_operator.engine.cluster import Cluster, Object
 from shoal_operator.engine.conditions import Condition, condition
 from shoal_operator.reconcile.components import (
     BESIDE,
@@ -63,6 +63,8 @@ FIGURES = (
     "proofs",
     "islands",
 )
+HEARD = (*FIGURES, "policyVersion")
+"""What the orchestrator says. Nobody else is believed, while this process has heard it once (`as_heard`)."""
 OF_TRAINER = ("dataset", "islands", "epoch", "loss", "heldOutLoss")
 """Figures that a restarted orchestrator lacks until the trainer reports again."""
 OF_LEDGER = ("step", "groupsKept", "accepted")
@@ -99,6 +101,8 @@ class Findings:
     waits_for: str
     volumes: Condition | None
     """`VolumesReady`; None where volumes are plain folders."""
+    exposed: Condition | None
+    """`Exposed`; None where no Gateway lets clients in."""
     run_key: str
     roster: Signed[Roster]
     run_keys_away: tuple[str, ...]
@@ -159,8 +163,18 @@ def _scores(evaluations: Iterable[EvaluationProgress]) -> list[dict[str, Any]]:
     return [newest[name] for name in sorted(newest)]
 
 
+def as_heard(cluster: Cluster, live: Object) -> dict[str, Any]:
+    """The status of a run with the figures that its orchestrator said last. Those of the status stand where this process has not heard it.
+
+    So a restart writes nothing while the orchestrator is silent: the condition Ready then says that nobody knows how far the run is.
+    """
+    before, metadata = live.get("status", {}), live["metadata"]
+    said = cluster.heard.find(cluster.namespace, metadata["name"], metadata["uid"])
+    return dict(before) if said is None else before | said
+
+
 def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of the status. While the orchestrator does not answer, the previous ones stand; what it does not say when it answers, goes."""
+    """Figures of the status. While the orchestrator is silent, those `before` stand (`as_heard`); what it does not say when it answers, goes."""
     progress = findings.progress
     status = {key: before.get(key) if progress is None else None for key in FIGURES}
     if progress is not None:
@@ -340,6 +354,7 @@ def run_conditions(findings: Findings) -> list[Condition]:
         _lacks_signal(findings),
         *_fits(findings),
         *([findings.volumes] if findings.volumes is not None else []),
+        *([findings.exposed] if findings.exposed is not None else []),
         *_learning(findings),
         _stable(findings),
         _prepared(findings),
@@ -351,6 +366,8 @@ def run_conditions(findings: Findings) -> list[Condition]:
 
 def _how_far(findings: Findings) -> str:
     if findings.mode != "Generate":
+        if findings.prepared and findings.progress is None and findings.stage != "complete":
+            return f"nobody says how many of {findings.steps} policy versions are announced"
         return f"policy version {findings.latest_version or 0} of {findings.steps} is announced"
     dataset = findings.progress.dataset if findings.progress is not None else None
     if dataset is None:

@@ -64,7 +64,9 @@ from shoal_operator.reconcile.offline_filter import FilterState, sample_first
 from shoal_operator.reconcile.other_runs import Wait
 from shoal_operator.reconcile.queue import Quota, Rest, quota_of, rest_of, take, tell_ready, turn
 from shoal_operator.reconcile.releases import Upgrade, rolled, settled, upgrade_of
-from shoal_operator.reconcile.run_status import Failure, Findings, run_conditions, run_status
+from shoal_operator.reconcile.routes import run_exposed
+from shoal_operator.reconcile.run_status import HEARD, Failure, Findings, as_heard, run_conditions, run_status
+from shoal_operator.reconcile.schedulers import require_one_scheduler
 from shoal_operator.reconcile.stalled import PROGRESS_SECONDS, WorkSeen, is_due, last_progress, stall
 from shoal_operator.reconcile.volumes import Problem, require_volumes, volumes_condition
 
@@ -89,7 +91,7 @@ SOON_SECONDS = 1.0
 """Earliest deletion: a finished run whose time to live is over may have been edited, and is reconciled once more first."""
 
 PRUNED = (
-    "InferencePool", "RelayServer", "Validator", "Service", "Ingress", "Deployment", "StatefulSet", "PodDisruptionBudget",
+    "InferencePool", "RelayServer", "Validator", "Service", "Ingress", "HTTPRoute", "Deployment", "StatefulSet", "PodDisruptionBudget",
     "NetworkPolicy", "ConfigMap",
 )  # fmt: skip
 """Kinds of children that a change of the spec may make superfluous. Volumes and keys are never among them."""
@@ -103,8 +105,9 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
     run, now = parse(TrainingRun, live), cluster.now()
     if run.spec.managed_by is not None:
         return None
-    before = live.get("status", {})
+    before = as_heard(cluster, live)
     require_volumes(cluster, run)
+    require_one_scheduler(cluster, run)
     uid, keys = live["metadata"]["uid"], run.spec.keys
     cluster.unchanged("adopt", uid, lambda: adopt(cluster, live, name))
     identity = cluster.unchanged(
@@ -112,7 +115,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         (uid, before.get("runPublicKey"), island_count(run), None if keys is None else keys.model_dump_json()),
         lambda: ensure_identity(cluster, live, island_count(run), keys),
     )
-    seen = observe(cluster, live, run, cluster.addresses(name, 0).orchestrator)
+    seen = observe(cluster, live, run, cluster.addresses(name, 0).orchestrator, before)
     if seen is None:
         return NOT_HEARD_SECONDS  # what it says decides: nobody waits for that here
     ensure_tickets(cluster, live, _pools(run, seen), identity)
@@ -257,7 +260,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         stays = children | names_of(told)
         cluster.unchanged("prune", (uid, stays), lambda: prune(cluster, live, name, PRUNED, stays))
 
-    not_known = _not_known(cluster, name, seen)
+    not_known, exposed = _not_known(cluster, name, seen), run_exposed(cluster, run)
     findings = Findings(
         stage=stage,
         mode=run.spec.mode,
@@ -273,6 +276,7 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
         not_known=not_known,
         waits_for=waits_for,
         volumes=volumes,
+        exposed=exposed,
         run_key=identity.run_key,
         roster=identity.roster,
         run_keys_away=identity.run_keys_away,
@@ -310,20 +314,34 @@ def reconcile_training_run(cluster: Cluster, name: str) -> float | None:
             deadlines.append(seconds_left(since, run.spec.progress_deadline_seconds or PROGRESS_SECONDS, now))
         findings = replace(findings, last_progress_time=since, stall=stalled)
         status = run_status(findings, before)
+    if seen.progress is not None:
+        cluster.heard.keep(cluster.namespace, name, uid, {key: status[key] for key in HEARD})
     write_status(cluster, live, status, run_conditions(findings))
     if queue is not None and stage in ("preparing", "running"):
         started = (seen.prepare or {}).get("status", {}).get("ready", 0) > 0
         tell_ready(cluster, quota.live, ready=started if stage == "preparing" else not findings.missing)
-    if finished and quota.live is not None and not is_true(quota.live, "Finished"):
-        return LOOK_SECONDS
-    if finished:
-        return left if left is None else max(left, SOON_SECONDS)
-    if stage == "suspended" and quota.live is None:
-        return None
     rolling = upgrade.reached is not None and not upgrade.waits_for_step
-    if stage != "running" or waits_for or rolling:
+    return _next_look(findings, quota, left, deadlines, rolling=rolling)
+
+
+def _next_look(
+    found: Findings, quota: Quota, left: float | None, deadlines: Sequence[float | None], *, rolling: bool
+) -> float | None:
+    """Seconds until the run is looked at again though nothing changes; None: never.
+
+    `left`: seconds until a finished run is deleted. `deadlines`: seconds until those of a running one are over.
+    """
+    if found.stage in ("complete", "failed"):
+        if quota.live is not None and not is_true(quota.live, "Finished"):
+            return LOOK_SECONDS
+        return left if left is None else max(left, SOON_SECONDS)
+    if found.stage == "suspended" and quota.live is None:
+        return None
+    if found.stage != "running" or found.waits_for or rolling:
         return LOOK_SECONDS
-    usual = LOOK_AT_WORK_SECONDS if all(part_state(each).ready for each in parts) else LOOK_AT_TROUBLE_SECONDS
+    exposed = found.exposed
+    well = all(part_state(each).ready for each in found.parts) and (exposed is None or exposed["status"] == "True")
+    usual = LOOK_AT_WORK_SECONDS if well else LOOK_AT_TROUBLE_SECONDS
     return max(SOON_SECONDS, min([usual, *(each for each in deadlines if each is not None and each > 0)]))
 
 
@@ -431,7 +449,7 @@ def _upgrade(cluster: Cluster, live: Object, run: TrainingRun, inputs: RunInputs
     if upgrade.others == upgrade.target:
         return upgrade  # no other release is known, so that nothing can be rolled
     trainer = seen.trainer_jobs.get(max(seen.trainer_jobs, default=0))
-    idle = trainer is None or trainer["metadata"].get("deletionTimestamp") or not settled(trainer)
+    idle = trainer is None or trainer["metadata"].get("deletionTimestamp") or not settled(cluster, trainer)
     made_one = seen.latest_version > (live.get("status", {}).get("policyVersion") or 0)
     edge = idle or made_one or run.spec.mode == "Generate" or is_true(live, "Stalled")
     return rolled(upgrade, cluster, live, inputs.children(), trainer, edge=bool(edge))

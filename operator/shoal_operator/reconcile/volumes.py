@@ -17,7 +17,7 @@ from shoal_operator.children.claims import VolumeClaim, claimed, temporary
 from shoal_operator.children.control_plane import redis_claims
 from shoal_operator.children.storage import store_claims
 from shoal_operator.children.trackers import tracker_claims
-from shoal_operator.children.workloads import volume_claim
+from shoal_operator.children.workloads import WITH_PODS, claim_templates_of, template_of, volume_claim
 from shoal_operator.engine.cluster import Cluster, ClusterError, Object
 from shoal_operator.engine.conditions import Condition, condition
 
@@ -104,7 +104,7 @@ def wishes(run: TrainingRun) -> list[WantedVolume]:
     if spec.mode != "SFT" and spec.validator_ref is None:
         found.append(("validator.temporaryVolume", "tmp", temporary(judges.temporary_volume)))
     for number, pool in enumerate(spec.inference_pools if spec.mode != "SFT" else ()):
-        weights = claimed(pool.weights_volume, pool.weights_size)
+        weights = claimed(pool.weights_volume, pool.weights_size) if pool.weights_claim is None else None
         found.append((f"inferencePools[{number}].weightsVolume", f"weights-{names.pool(name, pool.name)}-0", weights))
     return made + [
         WantedVolume(f"spec.{field}", volume_claim(claim_name, name, "volumes", claim))
@@ -126,13 +126,14 @@ def claims_in(child: Object) -> Iterator[tuple[str, Object]]:
     what, spec = f"{child['kind']} {child['metadata']['name']}", child.get("spec", {})
     if child["kind"] == "PersistentVolumeClaim":
         yield f"claim {child['metadata']['name']}", spec
-    for template in spec.get("volumeClaimTemplates", ()):
+    if child["kind"] not in WITH_PODS:
+        return
+    for template in claim_templates_of(child):
         yield f"claim {template['metadata']['name']} of {what}", template["spec"]
-    if child["kind"] in ("Deployment", "StatefulSet", "Job"):
-        for volume in spec["template"]["spec"].get("volumes", ()):
-            template = volume.get("ephemeral", {}).get("volumeClaimTemplate")
-            if isinstance(template, dict) and isinstance(template.get("spec"), dict):
-                yield f"claim {volume['name']} of {what}", template["spec"]
+    for volume in template_of(child)["spec"].get("volumes", ()):
+        template = volume.get("ephemeral", {}).get("volumeClaimTemplate")
+        if isinstance(template, dict) and isinstance(template.get("spec"), dict):
+            yield f"claim {volume['name']} of {what}", template["spec"]
 
 
 def new_claims(child: Object, live: Object | None) -> list[tuple[str, Object]]:

@@ -13,9 +13,11 @@ from orchestrators import Orchestrators
 from servers import wait_until
 from shoal.contracts.protocol import RunProgress
 from shoal_operator.engine.cluster import CHILD_KINDS
+from shoal_operator.engine.informer import LACKING_SECONDS
 
-SECONDS = 45.0
-"""Deadline of one wait: a reconcile takes milliseconds, but two cores are shared with the control plane."""
+SECONDS = 45.0 + LACKING_SECONDS
+"""Deadline of one wait: a reconcile takes milliseconds, but two cores are shared with the control plane. A kind whose CRD came after the operator
+began is found after up to a minute."""
 
 
 class Story:

@@ -114,6 +114,7 @@ def _starter(
         install_rbac: bool = True,
         lease_seconds: int = 14,
         release: str = "",
+        patience: float | None = None,
     ) -> OperatorProcess:
         scope = scope or ("--all-namespaces",)
         if install_rbac and not started:
@@ -121,7 +122,9 @@ def _starter(
         name = name or f"operator-{len(started)}"
         kubeconfig = plane.account_kubeconfig(kube, OPERATOR_NAMESPACE, ACCOUNT, server)
         arguments = [*scope, "--lease-seconds", str(lease_seconds)]
-        process = OperatorProcess(name, kubeconfig, arguments, folder / name, loopback, services.address, release)
+        process = OperatorProcess(
+            name, kubeconfig, arguments, folder / name, loopback, services.address, release, patience=patience
+        )
         started.append(process)
         process.start()
         return process

@@ -34,14 +34,6 @@ class Asked:
     path: str
     query: str
 
-    @property
-    def is_watch(self) -> bool:
-        return "watch=" in self.query
-
-    @property
-    def is_write(self) -> bool:
-        return self.method != "GET"
-
 
 Fault = Callable[[Asked], int | None]
 

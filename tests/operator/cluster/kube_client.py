@@ -23,6 +23,8 @@ SECONDS = 30.0
 SHOAL = "/apis/shoal.dev/v1alpha1"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+LWS = "/apis/leaderworkerset.x-k8s.io/v1"
+GATEWAY = "/apis/gateway.networking.k8s.io/v1"
 RESOURCES: dict[str, tuple[str, str]] = {
     "Namespace": ("/api/v1", "namespaces"),
     "Node": ("/api/v1", "nodes"),
@@ -60,6 +62,9 @@ RESOURCES: dict[str, tuple[str, str]] = {
     "InferencePool": (SHOAL, "inferencepools"),
     "RelayServer": (SHOAL, "relayservers"),
     "Validator": (SHOAL, "validators"),
+    "ScaledObject": ("/apis/keda.sh/v1alpha1", "scaledobjects"),
+    "HTTPRoute": (GATEWAY, "httproutes"),
+    "LeaderWorkerSet": (LWS, "leaderworkersets"),
     "Workload": (KUEUE, "workloads"),
     "LocalQueue": (KUEUE, "localqueues"),
     "ClusterQueue": (KUEUE, "clusterqueues"),
@@ -84,11 +89,7 @@ CLUSTER_SCOPED = {
     "ResourceFlavor",
 }
 
-APPLY, MERGE, JSON_PATCH = (
-    "application/apply-patch+yaml",
-    "application/merge-patch+json",
-    "application/json-patch+json",
-)
+APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 
 
 class Refused(RuntimeError):

@@ -8,11 +8,11 @@ import os
 import subprocess
 import threading
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import httpx
 from control_plane import install
+from foreign_kinds import CONDITION, definition, fields, is_installed, remove
 from kube_client import KUEUE, Kube, Object, Refused
 from kueue_stand_in import World, next_statuses
 
@@ -36,11 +36,7 @@ def _named(items: Object, most: int, key: str = "name") -> Object:
     }
 
 
-def _object(required: list[str], **properties: Object) -> Object:
-    return {"type": "object", "properties": properties} | ({"required": required} if required else {})
-
-
-POD_SET = _object(
+POD_SET = fields(
     ["template"],
     name={**NAME, "default": "main"},
     count={**COUNT, "default": 1},
@@ -51,38 +47,29 @@ POD_SET = _object(
         {"rule": "!has(self.minCount) || self.minCount <= self.count", "message": "minCount is at most count"}
     ]
 }
-CONDITION = _object(
-    ["type", "status", "reason", "message", "lastTransitionTime"],
-    type={"type": "string", "maxLength": 316},
-    status={"type": "string", "enum": ["True", "False", "Unknown"]},
-    reason={"type": "string", "minLength": 1, "maxLength": 1024},
-    message={"type": "string", "maxLength": 32768},
-    lastTransitionTime={"type": "string", "format": "date-time"},
-    observedGeneration={"type": "integer", "format": "int64"},
-)
-ASSIGNMENT = _object(
+ASSIGNMENT = fields(
     ["name"],
     name=NAME,
     count=COUNT,
     flavors={"type": "object", "additionalProperties": {"type": "string"}},
     resourceUsage={"type": "object", "additionalProperties": {"x-kubernetes-int-or-string": True}},
 )
-WORKLOAD = _object(
+WORKLOAD = fields(
     [],
-    spec=_object(
+    spec=fields(
         [],
         queueName={"type": "string", "maxLength": 253},
         priority={"type": "integer", "format": "int32"},
         active={"type": "boolean", "default": True},
         podSets=_named(POD_SET, 8) | {"minItems": 1},
     ),
-    status=_object(
+    status=fields(
         [],
         conditions=_named(CONDITION, 16, "type"),
-        admission=_object(["clusterQueue"], clusterQueue={"type": "string"}, podSetAssignments=_named(ASSIGNMENT, 8)),
-        requeueState=_object([], count=COUNT, requeueAt={"type": "string", "format": "date-time"}),
+        admission=fields(["clusterQueue"], clusterQueue={"type": "string"}, podSetAssignments=_named(ASSIGNMENT, 8)),
+        requeueState=fields([], count=COUNT, requeueAt={"type": "string", "format": "date-time"}),
         admissionChecks=_named(
-            _object(
+            fields(
                 ["name", "state", "lastTransitionTime", "message"],
                 name={"type": "string"},
                 state={"type": "string", "enum": ["Pending", "Ready", "Retry", "Rejected"]},
@@ -104,38 +91,12 @@ WORKLOAD = _object(
 """What v1beta2 documents of a Workload, as far as the operator writes or reads it. Eight sets were the most when v1beta2 came."""
 
 
-def _crd(kind: str, plural: str, schema: Object, scope: str) -> Object:
-    version = {
-        "name": "v1beta2",
-        "served": True,
-        "storage": True,
-        "schema": {"openAPIV3Schema": {"type": "object", **schema}},
-        "subresources": {"status": {}},
-    }
-    names = {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{GROUP}"},
-        "spec": {"group": GROUP, "scope": scope, "names": names, "versions": [version]},
-    }
-
-
 CRDS = [
-    _crd("Workload", "workloads", WORKLOAD, "Namespaced"),
-    _crd(
-        "LocalQueue",
-        "localqueues",
-        _object(["spec"], spec=_object(["clusterQueue"], clusterQueue={"type": "string"})),
-        "Namespaced",
-    ),
-    _crd("ClusterQueue", "clusterqueues", _object([], spec=OPEN), "Cluster"),
-    _crd("ResourceFlavor", "resourceflavors", _object([], spec=OPEN), "Cluster"),
+    definition(KUEUE, "Workload", WORKLOAD),
+    definition(KUEUE, "LocalQueue", fields(["spec"], spec=fields(["clusterQueue"], clusterQueue={"type": "string"}))),
+    definition(KUEUE, "ClusterQueue", fields([], spec=OPEN), scope="Cluster"),
+    definition(KUEUE, "ResourceFlavor", fields([], spec=OPEN), scope="Cluster"),
 ]
-
-
-def is_installed(kube: Kube) -> bool:
-    return kube.get("CustomResourceDefinition", f"workloads.{GROUP}") is not None
 
 
 class KueueApi:
@@ -157,7 +118,7 @@ class KueueApi:
             self._thread.start()
         else:
             self._process = subprocess.Popen([self.program, str(self.kube.kubeconfig)])
-            wait_until("Kueue to be installed", lambda: is_installed(self.kube), 300.0)
+            wait_until("Kueue to be installed", lambda: is_installed(self.kube, "Workload"), 300.0)
 
     def close(self) -> None:
         """Stop; the stand-in takes its CRDs away again with all queues."""
@@ -167,15 +128,7 @@ class KueueApi:
             self._process.wait(60.0)
         elif self._thread.is_alive():
             self._thread.join(10.0)
-            for crd in CRDS:
-                self.kube.delete("CustomResourceDefinition", crd["metadata"]["name"])
-            # All of them: one that is still going when it is applied again would never be served.
-            for crd in CRDS:
-                name = crd["metadata"]["name"]
-                wait_until(f"CRD {name} to be gone", partial(self._is_gone, name), 30.0, interval=0.1)
-
-    def _is_gone(self, crd: str) -> bool:
-        return self.kube.get("CustomResourceDefinition", crd) is None
+            remove(self.kube, CRDS)
 
     def queue(
         self, namespace: str, gpus: int, name: str = "research", labels: dict[str, str] | None = None, **spec: Any

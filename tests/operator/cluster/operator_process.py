@@ -14,7 +14,7 @@ import httpx
 import yaml
 from kube_client import Kube
 
-from servers import ROOT, Loopback, Server, wait_until
+from servers import PLAIN, ROOT, Loopback, Server, wait_until
 
 OPERATOR_NAMESPACE = "shoal-system"
 ACCOUNT = "shoal-operator"
@@ -54,6 +54,7 @@ class OperatorProcess(Server):
         services: str,
         release: str = "",
         lease_namespace: str = OPERATOR_NAMESPACE,
+        patience: float | None = None,
     ) -> None:
         address = loopback.address()
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,9 @@ class OperatorProcess(Server):
                 [str(Path(__file__).parent / "cluster_dns"), str(ROOT / "operator"), str(ROOT / "workloads")]
             ),
             "SHOAL_TEST_SERVICES": services,
+            "SHOAL_TEST_HOME": OPERATOR_NAMESPACE,
             "SHOAL_TEST_RELEASE": release,
+            "SHOAL_TEST_PATIENCE": "" if patience is None else str(patience),
             "OMP_NUM_THREADS": "1",
         }
 
@@ -85,7 +88,7 @@ class OperatorProcess(Server):
 
     def _get(self, path: str) -> int:
         try:
-            return httpx.get(f"http://{self.address}:{self.port}{path}", trust_env=False, timeout=5.0).status_code
+            return httpx.get(f"http://{self.address}:{self.port}{path}", **PLAIN, timeout=5.0).status_code
         except httpx.TransportError:
             return 0
 
@@ -96,7 +99,7 @@ class OperatorProcess(Server):
     def metrics(self) -> dict[str, float]:
         """Prometheus figures, `name{labels}` to value; empty while it does not answer."""
         try:
-            text = httpx.get(f"http://{self.address}:{self.port}/metrics", trust_env=False, timeout=5.0).text
+            text = httpx.get(f"http://{self.address}:{self.port}/metrics", **PLAIN, timeout=5.0).text
         except httpx.TransportError:
             return {}
         lines = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))

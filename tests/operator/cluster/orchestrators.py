@@ -1,4 +1,7 @@
-"""Stands in for the orchestrators of all runs of a test: `GET /v1/run` answers what the test says, by the name that the operator asked for."""
+"""Stands in for the orchestrators of all runs of a test: `GET /v1/run` answers what the test says, by the name that the operator asked for.
+
+Those of `silent` namespaces take the request and never answer.
+"""
 
 import threading
 from contextlib import suppress
@@ -16,13 +19,21 @@ class Orchestrators:
     def __init__(self, address: str) -> None:
         self.address = address
         self._said: dict[str, bytes] = {}
-        said = self._said
+        self.silent: set[str] = set()
+        self.held: set[str] = set()
+        """Names whose request was taken and is not answered."""
+        self._closing = threading.Event()
+        said, silent, held, closing = self._said, self.silent, self.held, self._closing
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
                 host = self.headers.get("Host", "").rsplit(":", 1)[0]
+                if host.removesuffix(".svc").rpartition(".")[2] in silent:
+                    held.add(host)
+                    closing.wait()
+                    return
                 body = said.get(host) if self.path == "/v1/run" else None
                 self.send_response(200 if body else 503)
                 self.send_header("Content-Type", "application/json")
@@ -37,6 +48,7 @@ class Orchestrators:
                 pass
 
         self._server = ThreadingHTTPServer((address, PORT), Handler)
+        self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, name="orchestrators", daemon=True).start()
 
     def say(self, namespace: str, progress: RunProgress) -> None:
@@ -57,5 +69,6 @@ class Orchestrators:
         self._said.pop(f"{run}-orchestrator.{namespace}.svc", None)
 
     def close(self) -> None:
+        self._closing.set()
         self._server.shutdown()
         self._server.server_close()

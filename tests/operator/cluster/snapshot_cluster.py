@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 from cluster_story import Story
 from kube_client import Kube, Object
+from operator_process import OPERATOR_NAMESPACE
 from orchestrators import Orchestrators
 
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import Addresses
 from shoal_operator.children import names
 from shoal_operator.children.names import SET_LABEL
+from shoal_operator.children.site import Site, at_site
 from shoal_operator.engine.cluster import CHILD_KINDS, Result
+from shoal_operator.engine.kinds import MAYBE_SERVED
+from shoal_operator.engine.last_heard import LastHeard
 from shoal_operator.reconcile import RECONCILERS, reconcile
 
 MANAGED = "app.kubernetes.io/managed-by=shoal-operator"
@@ -35,23 +39,32 @@ class SnapshotCluster:
     has_images = True
 
     def __init__(self, kube: Kube, namespace: str, orchestrators: Orchestrators) -> None:
-        self.namespace = namespace
+        self.namespace, self.heard = namespace, LastHeard()
         self.would_write: list[str] = []
         self.asked: set[tuple[str, str]] = set()
         self._orchestrators, self._kube = orchestrators, kube
-        self._queues = kube.get("CustomResourceDefinition", "workloads.kueue.x-k8s.io") is not None
+        self._served = [
+            each
+            for each in MAYBE_SERVED
+            if kube.get("CustomResourceDefinition", f"{each.plural}.{each.group}") is not None
+        ]
         self._classes = {found["metadata"]["name"]: found for found in kube.list("StorageClass", None)}
         self._objects = {
             (kind, found["metadata"]["name"]): found
-            for kind in (*RECONCILERS, *CHILD_KINDS, *(["Workload"] if self._queues else []))
+            for kind in (*RECONCILERS, *CHILD_KINDS, *(each.kind for each in self._served))
             for found in kube.list(kind, namespace)
         }
 
+        # Of a group: all others are counted by their workload's status.
+        self._pods = [
+            each for each in kube.list("Pod", namespace) if names.TEMPLATE_LABEL in each["metadata"].get("labels", {})
+        ]
+
     def serves(self, kind: str) -> bool:
-        return self._queues
+        return any(each.kind == kind for each in self._served)
 
     def at_site(self, child: Object) -> Object:
-        return child
+        return at_site(child, Site(), OPERATOR_NAMESPACE)
 
     def with_digests(self, child: Object) -> Object:
         return child
@@ -77,7 +90,10 @@ class SnapshotCluster:
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         found = [
             each
-            for (of, _), each in self._objects.items()
+            for of, each in (
+                *((of, each) for (of, _), each in self._objects.items()),
+                *(("Pod", pod) for pod in self._pods),
+            )
             if of == kind and labels.items() <= each["metadata"].get("labels", {}).items()
         ]
         return sorted(found, key=lambda each: each["metadata"]["name"])

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
+from foreign_kinds import definition, fields, served
 from kube_client import Kube, Object, Refused
 
-from servers import ROOT, wait_until
+from servers import ROOT
 
 FOLDER = ROOT / "charts" / "shoal" / "files" / "autoscaling"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 def text(**more: Any) -> Object:
@@ -22,10 +22,6 @@ def text(**more: Any) -> Object:
 
 def whole(**more: Any) -> Object:
     return {"type": "integer", "format": "int32", **more}
-
-
-def fields(required: list[str] | None = None, **properties: Object) -> Object:
-    return {"type": "object", "properties": properties, **({"required": required} if required else {})}
 
 
 TRIGGER = fields(
@@ -47,8 +43,10 @@ SCALED_OBJECT = fields(
     minReplicaCount=whole(),
     maxReplicaCount=whole(),
     advanced=fields(
+        [],
         restoreToOriginalReplicaCount={"type": "boolean"},
         horizontalPodAutoscalerConfig=fields(
+            [],
             name=text(),
             # As in a HorizontalPodAutoscaler, which the API server knows.
             behavior={"type": "object", "x-kubernetes-preserve-unknown-fields": True},
@@ -62,32 +60,8 @@ SCALED_OBJECT = fields(
 @pytest.fixture(scope="module")
 def keda(kube: Kube) -> Iterator[None]:
     """The kind ScaledObject."""
-    names = {
-        "kind": "ScaledObject",
-        "listKind": "ScaledObjectList",
-        "plural": "scaledobjects",
-        "singular": "scaledobject",
-    }
-    version = {
-        "name": "v1alpha1",
-        "served": True,
-        "storage": True,
-        "schema": {"openAPIV3Schema": fields(spec=SCALED_OBJECT)},
-    }
-    spec = {"group": "keda.sh", "scope": "Namespaced", "names": names, "versions": [version]}
-    group = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
-    kube.call("POST", CRDS, {**group, "metadata": {"name": "scaledobjects.keda.sh"}, "spec": spec})
-
-    def is_served() -> bool:
-        try:
-            kube.call("GET", "/apis/keda.sh/v1alpha1/scaledobjects")
-        except Refused:
-            return False
-        return True
-
-    wait_until("ScaledObjects to be served", is_served, 30.0)
-    yield
-    kube.call("DELETE", f"{CRDS}/scaledobjects.keda.sh")
+    with served(kube, definition("keda.sh/v1alpha1", "ScaledObject", fields([], spec=SCALED_OBJECT))):
+        yield
 
 
 def documents(name: str) -> list[Object]:

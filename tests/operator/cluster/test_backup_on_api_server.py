@@ -18,8 +18,8 @@ from orchestrators import Orchestrators
 from ledger_samples import fact
 from samples import NODE
 from servers import ROOT, STARTED_WITH, Minio
-from shoal.contracts.recipe import S3Storage
 from shoal.contracts.run import NodeConfig
+from shoal.contracts.storage import S3Storage
 from shoal.crypto.keys import PrivateKey
 from shoal.ledger.checkpoints import Checkpoints
 from shoal.ledger.writer import LedgerWriter

@@ -1,15 +1,32 @@
 """What the builders make, by their golden files, is taken by a real API server as it is: nothing unknown, nothing rewritten, pods restricted."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from kube_client import Kube, Object
+from gateway_api import httproutes
+from kube_client import Kube, Object, make_namespace
+from lws_api import leader_worker_sets
 
 from servers import ROOT
 from shoal_operator.engine.apply import Action, decide, with_hash
 
 GOLDEN = sorted((ROOT / "tests/golden").glob("*/*/out.yaml"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kinds_of_others(kube: Kube) -> Iterator[None]:
+    with httproutes(kube), leader_worker_sets(kube, controller=False):
+        yield
+
+
+@pytest.fixture(scope="module")
+def namespace(kube: Kube) -> Iterator[str]:
+    """One for all: these tests leave nothing in it, and to make and collect one for each would cost the control plane more than they do."""
+    name = make_namespace(kube)
+    yield name
+    kube.delete("Namespace", name)
 
 
 def objects(path: Path, namespace: str) -> list[Object]:

@@ -12,6 +12,7 @@ from kube_manifests import manifest
 from kueue_api import GROUP as KUEUE_GROUP
 from operator_process import OPERATOR_NAMESPACE, USER, StartOperator
 
+from shoal_operator.engine.cluster import MAYBE_KINDS
 from shoal_operator.engine.permissions import CLUSTER_WIDE, WATCHED
 from shoal_operator.engine.permissions import OPERATOR_NAMESPACE as LEASES
 
@@ -114,9 +115,12 @@ def test_nothing_is_forbidden_to_it_and_every_permission_is_used(
         for verb in row.verbs
         if not row.resource.endswith("/finalizers")
     }
-    # Those of queues are used where there is one: test_queue_on_api_server.py.
+    # Used where these are: test_queue_on_api_server.py, test_gateway_on_api_server.py, test_groups_on_api_server.py.
     elsewhere = {
-        (named(row), verb) for row in (*WATCHED, *CLUSTER_WIDE) if row.group == KUEUE_GROUP for verb in row.verbs
+        (named(row), verb)
+        for row in (*WATCHED, *CLUSTER_WIDE)
+        if row.group in (KUEUE_GROUP, *(version.partition("/")[0] for version in MAYBE_KINDS.values()))
+        for verb in row.verbs
     }
     unused = sorted(f"{verb} {resource}" for resource, verb in rows - elsewhere - asked if verb != "delete")
     assert unused == [], "permissions that nothing uses"

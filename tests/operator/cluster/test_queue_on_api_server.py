@@ -6,9 +6,11 @@ from typing import Any
 import hollow_node
 import pytest
 from cluster_story import Story
+from control_plane import ControlPlane
+from foreign_kinds import is_installed
 from kube_audit import AuditLog, named, used
 from kube_client import Kube, Object
-from kueue_api import GROUP, KueueApi, is_installed
+from kueue_api import GROUP, KueueApi
 from kueue_stand_in import requests
 from operator_process import USER
 from snapshot_cluster import wait_settled
@@ -42,7 +44,7 @@ def workload(story: Story, name: str = WORKLOAD) -> Object:
 
 def test_a_cluster_without_kueue_is_said_and_one_that_gets_it_admits_the_run(story: Story, kube: Kube) -> None:
     api = KueueApi(kube)
-    if api.program is not None or is_installed(kube):
+    if api.program is not None or is_installed(kube, "Workload"):
         pytest.skip("Kueue is there")
     story.create(**GPUS)
     story.wait_condition("TrainingRun", "sums", "Queued", "True", "install Kueue 0.15 or later")
@@ -56,7 +58,15 @@ def test_a_cluster_without_kueue_is_said_and_one_that_gets_it_admits_the_run(sto
 
 
 @pytest.fixture(scope="module")
-def kueue(kube: Kube) -> Iterator[KueueApi]:
+def since(whole_control_plane: ControlPlane) -> AuditLog:
+    """What was asked since before Kueue was there: a watch of Workloads begins with it, and lasts."""
+    log = AuditLog(whole_control_plane.audit_log)
+    log.mark()
+    return log
+
+
+@pytest.fixture(scope="module")
+def kueue(kube: Kube, since: AuditLog) -> Iterator[KueueApi]:
     made = KueueApi(kube)
     made.start()
     yield made
@@ -64,7 +74,7 @@ def kueue(kube: Kube) -> Iterator[KueueApi]:
 
 
 def test_the_whole_run_waits_and_is_admitted_onto_the_flavors_nodes(
-    story: Story, kueue: KueueApi, audit: AuditLog
+    story: Story, kueue: KueueApi, since: AuditLog
 ) -> None:
     kueue.queue(story.namespace, 3, labels={"gpus": "h100"})
     story.create(**GPUS)
@@ -84,7 +94,8 @@ def test_the_whole_run_waits_and_is_admitted_onto_the_flavors_nodes(
     story.wait_for("PodsReady", lambda: is_true(workload(story), "PodsReady"))
     wait_settled(story)
     rows = {(named(row), verb) for row in (*WATCHED, *CLUSTER_WIDE) if row.group == GROUP for verb in row.verbs}
-    assert sorted(f"{verb} {name}" for name, verb in rows - used(audit, USER) if verb not in ("delete", "list")) == []
+    asked = {(name, verb) for name, verb in rows if verb not in ("delete", "list")}
+    story.wait_for("each permission on a Workload to be used", lambda: asked <= used(since, USER))
 
 
 @pytest.mark.soak

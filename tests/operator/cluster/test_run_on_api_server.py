@@ -10,7 +10,7 @@ from snapshot_cluster import wait_settled
 
 import samples
 from shoal.contracts.proof_profile import ProofTerms
-from shoal.contracts.recipe import ProofThresholds
+from shoal.contracts.thresholds import ProofThresholds
 
 pytestmark = pytest.mark.usefixtures("operator")
 
@@ -82,6 +82,17 @@ def test_a_status_with_unknown_parts_is_accepted(story: Story) -> None:
     assert "falseRejectChunksBound" not in story.get("TrainingRun", "sums")["status"]["proofs"]
 
 
+def test_kubectl_waits_for_a_condition_of_a_run(story: Story, control_plane: ControlPlane) -> None:
+    story.create()
+    wait = ("-n", story.namespace, "wait", "trainingrun/sums")
+    assert (
+        control_plane.kubectl(*wait, "--for=condition=Ready", "--timeout=60s")
+        == "trainingrun.shoal.dev/sums condition met\n"
+    )
+    said = control_plane.kubectl(*wait, "--for=condition=Complete", "--timeout=0s", check=False)
+    assert "condition not met" in said
+
+
 def test_progress_is_in_the_columns_of_kubectl_get(story: Story, control_plane: ControlPlane) -> None:
     story.running()
     story.progress(open_step=2, latest_version=1, files_accepted=7, files_rejected=1)
@@ -92,6 +103,24 @@ def test_progress_is_in_the_columns_of_kubectl_get(story: Story, control_plane: 
     wide = control_plane.kubectl("get", "trun", "-n", story.namespace, "-o", "wide")
     assert {"ACCEPTED", "REJECTED", "LAG"} <= set(wide.splitlines()[0].split())
     assert "sums-pool" in control_plane.kubectl("get", "shoal", "-n", story.namespace)
+
+
+def test_how_long_a_run_still_takes_is_told_in_words(story: Story, control_plane: ControlPlane) -> None:
+    """By the pace of the last step, in `kubectl get` and `describe`; `etaSeconds` is for programs."""
+    story.running()
+    last = samples.METRICS.model_copy(
+        update={"run": "sums", "step": 0, "started_unix": samples.NOW - 4000.0, "finished_unix": float(samples.NOW)}
+    )
+    story.progress(open_step=1, latest_version=1, last_step=last)
+    story.wait_field("TrainingRun", "sums", "status.eta", "3 h 20 min")
+    assert story.get("TrainingRun", "sums")["status"]["etaSeconds"] == 12_000
+    head, line = control_plane.kubectl("get", "trun", "sums", "-n", story.namespace).splitlines()
+    at = head.index("ETA")
+    assert line[at:].startswith("3 h 20 min "), f"{head}\n{line}"
+    described = control_plane.kubectl("describe", "trun", "sums", "-n", story.namespace).splitlines()
+    assert ["Eta:", "3", "h", "20", "min"] in [each.split() for each in described]
+    story.progress(open_step=None, latest_version=4, complete=True, last_step=last.model_copy(update={"step": 3}))
+    story.wait_field("TrainingRun", "sums", "status.eta", "0 s")
 
 
 def test_a_pod_that_no_node_can_take_is_explained_by_describe(story: Story, control_plane: ControlPlane) -> None:

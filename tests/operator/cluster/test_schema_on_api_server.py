@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 import yaml
 from control_plane import ControlPlane, shipped_crds
-from kube_client import Kube, Object, Refused
+from kube_client import Kube, Object, Refused, make_namespace
 from kube_manifests import SMALL, manifest, merged, placed, run
 
 from servers import ROOT
@@ -16,7 +16,17 @@ from shoal_operator.api.rules import RULES, Rule
 SCHEMAS = {
     crd["spec"]["names"]["kind"]: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for crd in shipped_crds()
 }
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("**/*.yaml") if path.parent.name != "serving")
+EXAMPLES = sorted(
+    path for path in (ROOT / "examples").glob("**/*.yaml") if path.parent.name not in ("serving", "tenancy")
+)
+
+
+@pytest.fixture(scope="module")
+def namespace(kube: Kube) -> Iterator[str]:
+    """One for all: what these tests make is deleted, and one for each would cost the control plane more than they do."""
+    name = make_namespace(kube)
+    yield name
+    kube.delete("Namespace", name)
 
 
 def places(schema: Object, rule: Object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -53,6 +63,7 @@ AROUND: dict[str, Object] = {
     "LengthReward": {"sampling": {"maxCompletionTokens": 4096}, "recipe": {"maxSequenceLength": 8192}},
     "RollBack": {"steps": 1000},
     "AzureWorkload": {"storage": {"azure": {"account": "research", "container": "rollouts"}}},
+    "GcsWorkload": {"storage": {"gcs": {"bucket": "rollouts"}}},
     "WorkloadIdentity": {"storage": {"s3": {"endpoint": "http://s3", "bucket": "rollouts"}}},
     "GenerateSettings": {"mode": "Generate"},
     "SftSettings": {"mode": "SFT"},
@@ -68,6 +79,11 @@ AROUND: dict[str, Object] = {
 }
 """What other rules want of the rest of the spec when the example is in its place."""
 
+MIXTURE: Object = {
+    "tasks": {"mixture": [{"name": name, "environment": name, "weight": 1} for name in ("math", "code", "sums")]}
+}
+"""What `recipe.sources` in an example names."""
+
 CONTAINER_OF = {"InferencePool": "worker", "RelayServer": "sync", "Validator": "validator"}
 """A container that stands around a rule of what is in it."""
 
@@ -82,10 +98,14 @@ def with_example(rule: Rule, value: Object, namespace: str) -> Object:
     example = changed["spec"]
     for container in example.get("podTemplate", {}).get("containers", []):
         container.setdefault("name", CONTAINER_OF[kind])
-    mixture = "mixture" in example.get("tasks", {})
-    whole_fields = [*CHOICES, "tasks"] if mixture else CHOICES
-    rest = {key: each for key, each in SMALL[kind].items() if key not in whole_fields or key not in example}
+    for source in example.get("recipe", {}).get("sources", []):
+        source.setdefault("name", "code")
     around = AROUND.get(rule.model, {})
+    if "sources" in example.get("recipe", {}) and "tasks" not in example:
+        around = MIXTURE
+    given = example | around
+    whole_fields = [*CHOICES, "tasks"] if "mixture" in given.get("tasks", {}) else CHOICES
+    rest = {key: each for key, each in SMALL[kind].items() if key not in whole_fields or key not in given}
     if "Generate" in (around.get("mode"), example.get("mode")):
         del rest["steps"]  # which that mode does not have
     whole = manifest(kind, changed.get("metadata", {}).get("name", "sums"), namespace)
@@ -123,14 +143,17 @@ def test_what_cannot_change_is_refused_in_an_update(rule: Rule, kube: Kube, name
     kind, path = where(rule)
     assert rule.old is not None
     made = kube.create(with_example(rule, rule.old, namespace))
-    if "status" in rule.old:
-        kube.merge(kind, "sums", namespace, {"status": rule.old["status"]}, sub="status")
-    kube.merge(kind, "sums", namespace, placed(path, rule.good))
-    with pytest.raises(Refused) as caught:
-        kube.merge(kind, "sums", namespace, placed(path, without_the_rest(rule)))
-    assert caught.value.status == 422
-    assert message(rule) in caught.value.message
-    assert kube.get(kind, "sums", namespace)["metadata"]["uid"] == made["metadata"]["uid"]
+    try:
+        if "status" in rule.old:
+            kube.merge(kind, "sums", namespace, {"status": rule.old["status"]}, sub="status")
+        kube.merge(kind, "sums", namespace, placed(path, rule.good))
+        with pytest.raises(Refused) as caught:
+            kube.merge(kind, "sums", namespace, placed(path, without_the_rest(rule)))
+        assert caught.value.status == 422
+        assert message(rule) in caught.value.message
+        assert kube.get(kind, "sums", namespace)["metadata"]["uid"] == made["metadata"]["uid"]
+    finally:
+        kube.delete(kind, "sums", namespace)
 
 
 def test_a_name_too_long_for_its_children_is_refused(kube: Kube, namespace: str) -> None:

@@ -107,6 +107,16 @@ def test_a_pod_concerns_the_owner_of_its_workload(cache: Cache, told: Told) -> N
     assert told.taken() == {RUN: SETTLING}
 
 
+def test_a_pod_of_a_group_concerns_its_pool_though_what_lies_between_is_not_watched(cache: Cache, told: Told) -> None:
+    cache.observe("ADDED", thing("LeaderWorkerSet", "sums-pool", 4, POOL))
+    told.taken()
+    labels = {"labels": {"shoal.dev/set": "sums-pool"}}
+    for name, number in (("sums-pool-0", 5), ("sums-pool-0-1", 6)):
+        between = Key("StatefulSet", "a", name.removesuffix("-1").removesuffix("-0"))
+        cache.observe("ADDED", thing("Pod", name, number, between, metadata=labels))
+        assert told.taken() == {POOL: SETTLING}
+
+
 def test_what_nobody_of_ours_owns_concerns_nobody(cache: Cache, told: Told) -> None:
     cache.observe("ADDED", thing("ConfigMap", "other", 4))
     cache.observe("ADDED", thing("Pod", "stray", 5, Key("ReplicaSet", "a", "gone-1")))

@@ -210,6 +210,17 @@ def test_events_that_cannot_be_read_stop_nothing_and_what_was_said_last_stands(r
     assert len(rig.hostile.requests(path)) == asked, "not again so soon"
 
 
+def test_a_warning_about_what_is_not_watched_is_found_by_kind_and_name(rig: Rig) -> None:
+    path = "/apis/events.k8s.io/v1/namespaces/a/events"
+    told = [
+        {"metadata": {}, "regarding": {"kind": kind, "uid": kind}, "reason": "FailedCreate", "note": f"of {kind}"}
+        for kind in ("StatefulSet", "Pod")
+    ]
+    rig.hostile.script(path, Answer(body=json.dumps({"items": told}).encode()))
+    made = {"kind": "StatefulSet", "metadata": {"name": "sums-pool-0"}}
+    assert rig.cluster.warning_about(made, "FailedCreate") == ("FailedCreate", "of StatefulSet")
+
+
 def test_a_warning_from_before_a_time_is_none(rig: Rig) -> None:
     """Controllers write the fields of either API; one without a time that can be read counts as new."""
     path, minute = "/apis/events.k8s.io/v1/namespaces/a/events", datetime(2026, 11, 21, 12, 1, tzinfo=UTC)

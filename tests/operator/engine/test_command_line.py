@@ -110,3 +110,46 @@ def test_kopf_gets_an_identity_and_does_not_look_up_a_system_user(
     done = run("-c", code, "--namespace", "research", "--kubeconfig", str(path), "--bind", "127.0.0.1", "--port", "0")
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r".+_[0-9a-f]{8}\n", done.stdout)
+
+
+def test_only_a_pod_has_a_home_of_which_runs_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = parser().parse_args(["--all-namespaces", "--lease-namespace", "elsewhere"])
+    file = tmp_path / "namespace"
+    monkeypatch.setattr("shoal_operator.__main__.OWN_NAMESPACE", file)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert options(given).home == ""
+    file.write_text("shoal-system\n")
+    assert options(given).home == "shoal-system"
+    file.write_text("{}")
+    with pytest.raises(ValueError, match="is not a namespace"):
+        options(given)
+
+
+@pytest.mark.parametrize(
+    ("named", "lease"),
+    [
+        (["--kubeconfig", "FILE"], "of-b"),
+        (["--kubeconfig", "FILE", "--context", "other"], "other-of-b"),
+        (["--kubeconfig", "FILE", "--lease-namespace", "told"], "told"),
+    ],
+)
+def test_in_a_pod_of_another_cluster_the_namespace_is_what_was_told_or_the_context_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[str], lease: str
+) -> None:
+    own, kubeconfig = tmp_path / "namespace", tmp_path / "kubeconfig"
+    own.write_text("pods-of-a")
+    kubeconfig.write_text(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\n"
+        "clusters: [{name: c, cluster: {server: 'http://127.0.0.1:9'}}]\n"
+        "users: [{name: u, user: {token: t}}]\ncontexts: [{name: c, context: {cluster: c, user: u, namespace: of-b}},"
+        " {name: other, context: {cluster: c, user: u, namespace: other-of-b}}]\n"
+    )
+    monkeypatch.setattr("shoal_operator.__main__.OWN_NAMESPACE", own)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    made = options(parser().parse_args(["--all-namespaces", *(str(kubeconfig) if n == "FILE" else n for n in named)]))
+    assert (made.home, made.lease_namespace) == ("", lease)
+    at_home = options(parser().parse_args(["--all-namespaces"]))
+    assert (at_home.home, at_home.lease_namespace) == ("pods-of-a", "pods-of-a")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST")  # then KUBECONFIG is what the operator takes
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    assert options(parser().parse_args(["--all-namespaces"])).home == ""

@@ -9,7 +9,7 @@ from hostile_api import Answer, ScriptedApi, bookmark, config_map, event, listed
 from servers import wait_until
 from shoal_operator.engine.api_server import ApiServer
 from shoal_operator.engine.cache import Cache
-from shoal_operator.engine.informer import Informer, Timing
+from shoal_operator.engine.informer import LACKING_SECONDS, Informer, Timing
 from shoal_operator.engine.kinds import CHILDREN, MANAGED_SELECTOR
 from shoal_operator.engine.queue import WorkQueue
 
@@ -126,6 +126,21 @@ def test_a_kind_that_cannot_be_seen_for_a_moment_comes_back_as_it_was(
     assert rig.watched_from == ["10", "50", "10"]
     assert seen[0] == (True, {"a": "1"}), "it is said to be missing before it is not found any more"
     assert (rig.values, rig.informer.missing) == ({"a": "1"}, False)
+
+
+def test_a_kind_that_is_lacking_is_asked_for_once_a_minute_and_taken_when_it_came(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each replica asks for each such kind, in each namespace."""
+    rig.informer = Informer(rig.api, rig.cache, CHILDREN["ConfigMap"], "a", MANAGED_SELECTOR, optional=True)
+    waits: list[float] = []
+    monkeypatch.setattr(rig.informer, "_pause", waits.append)
+    rig.begin([*[refusal(404, "NotFound")] * 30, listed(10, config_map("a", 3, "1"))], [OPEN])
+    rig.wait(a="1")
+    assert len(waits) == 30
+    assert max(waits) <= LACKING_SECONDS == 60.0
+    assert min(waits[10:]) >= LACKING_SECONDS / 2
+    assert sum(waits[:5]) < 10, "a moment without rights, as in an upgrade, is over soon"
 
 
 def test_what_one_namespace_lacks_the_others_have(rig: Rig) -> None:

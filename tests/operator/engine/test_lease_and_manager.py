@@ -13,7 +13,7 @@ import kopf
 import pytest
 from hostile_api import Answer, Asked, ScriptedApi, discovery, listed, listed_whole, refusal
 
-from servers import Loopback, wait_until
+from servers import PLAIN, Loopback, wait_until
 from shoal_operator import handlers
 from shoal_operator.engine.api_server import CATCHES_UP_SECONDS, UNMAPPED, ApiServer
 from shoal_operator.engine.cluster import Cluster, ClusterError
@@ -239,7 +239,7 @@ class Engine:
         return float(line.split()[-1])
 
     def get(self, path: str) -> tuple[int, str]:
-        answer = httpx.get(self.url + path, trust_env=False, timeout=10)
+        answer = httpx.get(self.url + path, **PLAIN, timeout=10)
         return answer.status_code, answer.text
 
 

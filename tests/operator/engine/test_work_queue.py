@@ -333,3 +333,65 @@ def test_whatever_happens_no_key_is_at_two_workers_and_none_that_was_added_is_lo
         queue.done(key)
     clock.now += 1000
     assert wanted <= set(drain(queue))
+
+
+def test_what_comes_by_the_clock_leaves_workers_free_for_what_somebody_changed() -> None:
+    queue = WorkQueue(routine_places=1, clock=Clock(), random_=lambda: 0.0)
+    queue.add_routine(A)
+    queue.add_routine(B)
+    assert queue.get(0) == A
+    assert queue.get(0) is None
+    queue.add(C)
+    assert queue.get(0) == C
+    queue.done(C)
+    assert queue.get(0) is None
+    queue.done(A)
+    assert queue.get(0) == B
+
+
+def test_a_key_that_came_by_the_clock_and_was_changed_then_needs_no_place() -> None:
+    queue = WorkQueue(routine_places=1, clock=Clock(), random_=lambda: 0.0)
+    queue.add_routine(A)
+    queue.add_routine(B)
+    assert queue.get(0) == A
+    queue.add(B)
+    assert queue.get(0) == B
+
+
+def test_what_comes_by_the_clock_while_its_key_is_worked_on_waits_for_a_place_too() -> None:
+    queue = WorkQueue(routine_places=1, clock=Clock(), random_=lambda: 0.0)
+    queue.add(A)
+    queue.add(B)
+    assert [queue.get(0), queue.get(0)] == [A, B]
+    queue.add_routine(A)
+    queue.add_routine(B)
+    queue.done(A)
+    queue.done(B)
+    assert queue.get(0) == A
+    assert queue.get(0) is None
+    queue.done(A)
+    assert queue.get(0) == B
+
+
+def test_a_key_that_somebody_changed_while_it_was_worked_on_needs_no_place() -> None:
+    queue = WorkQueue(routine_places=1, clock=Clock(), random_=lambda: 0.0)
+    queue.add(A)
+    queue.add_routine(B)
+    assert [queue.get(0), queue.get(0)] == [A, B]
+    queue.add_routine(A)
+    queue.add(A)
+    queue.done(A)
+    assert queue.get(0) == A
+
+
+def test_a_worker_that_waits_for_a_place_gets_it_when_one_is_free() -> None:
+    queue = WorkQueue(routine_places=1)
+    queue.add_routine(A)
+    queue.add_routine(B)
+    assert queue.get(0) == A
+    got: list[Key | None] = []
+    waiting = threading.Thread(target=lambda: got.append(queue.get(20)))
+    waiting.start()
+    queue.done(A)
+    waiting.join(20)
+    assert got == [B]

@@ -9,6 +9,7 @@ import yaml
 
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.manifest import load_manifest
+from shoal_operator.api.rules import AZURE_EXAMPLE, GCS_EXAMPLE
 from shoal_operator.local.containers import ContainerView
 from shoal_operator.local.limits import beyond_one_machine, for_one_machine
 from shoal_operator.local.pod_objects import pod_object
@@ -32,16 +33,6 @@ def run(**spec: Any) -> TrainingRun:
 
 IDENTITY = {"serviceAccount": "store", "roleArn": "arn:aws:iam::1:role/research", "stsEndpoint": "https://sts.example"}
 
-AZURE = {
-    "account": "research",
-    "container": "rollouts",
-    "workloadIdentity": {
-        "serviceAccount": "store",
-        "tenantId": "example.org",
-        "clientId": "0" * 8 + "-0000-0000-0000-" + "0" * 12,
-    },
-}
-
 
 @pytest.mark.parametrize(
     ("spec", "problem"),
@@ -51,7 +42,18 @@ AZURE = {
             {"storage": {"s3": {"endpoint": "http://s3", "bucket": "rollouts", "workloadIdentity": IDENTITY}}},
             "run.yaml: spec.storage.s3.workloadIdentity: one machine gives no service account tokens",
         ),
-        ({"storage": {"azure": AZURE}}, "run.yaml: spec.storage.azure: one machine gives no service account tokens"),
+        (
+            {"storage": {"azure": AZURE_EXAMPLE}},
+            "run.yaml: spec.storage.azure: one machine gives no service account tokens",
+        ),
+        (
+            {"storage": {"gcs": GCS_EXAMPLE}},
+            "run.yaml: spec.storage.gcs: one machine gives no service account tokens",
+        ),
+        (
+            {"inferencePools": [{"weightsClaim": "node-a-weights"}]},
+            "run.yaml: spec.inferencePools.0.weightsClaim: one machine has no claims",
+        ),
         ({"relayServerRef": "shared"}, "run.yaml: spec.relayServerRef: one machine has no objects that others made"),
         ({"validatorRef": "strict"}, "run.yaml: spec.validatorRef: one machine has no objects that others made"),
         ({"inferencePoolRefs": ["a"]}, "run.yaml: spec.inferencePoolRefs: one machine has no objects that others made"),

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from protocol_stack import GROUP_SIZE, GROUPS, RUN, Node, Stack, post, publish, refused, sha, verdict_on
+from protocol_stack import GROUPS, RUN, Node, Stack, post, publish, refused, sha, verdict_on
 from samples import ISLANDS_PROGRESS
-from servers import Loopback
+from servers import PLAIN, Loopback
 from shoal.contracts.protocol import (
     ClaimRenewal,
     ClaimRequest,
@@ -23,23 +23,18 @@ from shoal.contracts.protocol import (
     UploadRequest,
     VersionAnnouncement,
 )
-from shoal.contracts.recipe import Recipe
 from shoal.contracts.signed import sign
 from shoal.crypto.http_signatures import sign_request
 from shoal.crypto.keys import PrivateKey
 from shoal.transport import SignedClient
+from stack_fixtures import LARGE_STEPS, running_stack
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, loopback: Loopback) -> Iterator[Stack]:
     """A run whose steps are large, so that there is always room for another lease."""
-    recipe = Recipe(prompts_per_step=100, group_size=GROUP_SIZE, max_sequence_length=128)
-    running = Stack(tmp_path_factory.mktemp("stack"), loopback.address(), recipe=recipe)
-    try:
-        running.start()
+    with running_stack(tmp_path_factory, loopback.address(), recipe=LARGE_STEPS) as running:
         yield running
-    finally:
-        running.close()
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +58,7 @@ def worker(members: list[Node]) -> Node:
 
 
 def send(stack: Stack, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
-    return httpx.post(stack.addresses.orchestrator + path, content=body, headers=headers, trust_env=False)
+    return httpx.post(stack.addresses.orchestrator + path, content=body, headers=headers, **PLAIN)
 
 
 def signed_headers(url: str, body: bytes, key: PrivateKey, age: int = 0) -> dict[str, str]:
@@ -155,7 +150,7 @@ def test_a_wrong_body_is_named_field_by_field(stack: Stack, member: Node) -> Non
 
 
 def test_a_body_that_is_too_large_is_refused_unread(stack: Stack) -> None:
-    answer = httpx.post(f"{stack.addresses.discovery}/v1/nodes", content=b"x" * (65 << 10), trust_env=False)
+    answer = httpx.post(f"{stack.addresses.discovery}/v1/nodes", content=b"x" * (65 << 10), **PLAIN)
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:shoal:problem:body-too-large")
 
 
@@ -289,12 +284,12 @@ def test_a_forged_or_broken_form_is_refused(stack: Stack, worker: Node) -> None:
     unsigned = grant.model_copy(update={"fields": {**grant.fields, "signature": "0" * 64}})
     assert post(unsigned, b"data").status_code == 403
     assert post(grant.model_copy(update={"fields": {}}), b"data").status_code == 403
-    plain = httpx.post(grant.url, content=b"data", trust_env=False)
+    plain = httpx.post(grant.url, content=b"data", **PLAIN)
     assert (plain.status_code, plain.json()["type"]) == (415, "urn:shoal:problem:not-a-form")
     headers = {"content-type": "multipart/form-data; boundary=x"}
-    broken = httpx.post(grant.url, content=b"--y\r\nnonsense", headers=headers, trust_env=False)
+    broken = httpx.post(grant.url, content=b"--y\r\nnonsense", headers=headers, **PLAIN)
     assert broken.status_code == 400
-    empty = httpx.post(grant.url, data=grant.fields, files={"other": b"data"}, trust_env=False)
+    empty = httpx.post(grant.url, data=grant.fields, files={"other": b"data"}, **PLAIN)
     assert (empty.status_code, empty.json()["type"]) == (400, "urn:shoal:problem:form-not-valid")
 
 

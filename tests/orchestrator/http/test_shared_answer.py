@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from protocol_stack import RUN, Stack
+from servers import PLAIN
 from shoal.transport.shared_answer import KEPT_SECONDS, READINGS_AT_ONCE, READINGS_PER_SECOND, SharedAnswer
 
 
@@ -88,7 +89,7 @@ def built_questions(stack: Stack) -> int:
 
 def test_a_crowd_at_the_orchestrators_door_is_not_sent_on_to_redis(stack: Stack) -> None:
     before, began, asked = built_questions(stack), time.monotonic(), 600
-    with httpx.Client(trust_env=False) as http:
+    with httpx.Client(**PLAIN) as http:
         for _ in range(asked):
             answer = http.get(f"{stack.addresses.orchestrator}/v1/run")
             assert answer.headers["content-type"] == "application/json"

@@ -1,6 +1,7 @@
 """Who is invited to which pool: its own pods by their ticket, strangers to open pools only, and what their machines must have."""
 
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 
@@ -14,10 +15,12 @@ from shoal.contracts.pools import (
     membership_proof,
     pool_ticket,
 )
+from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Hardware, KnownNode, NodeState, Registration
 from shoal.contracts.signed import Signed
 from shoal.crypto.keys import PrivateKey
 from shoal.orchestrator.nodes.invites import Places, why_not
+from shoal.orchestrator.nodes.membership import is_in_order, require_pool
 from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.transport.addresses import address_block
 
@@ -93,6 +96,32 @@ def test_a_wrong_proof_makes_no_own_pod(proof: str) -> None:
 )
 def test_a_strangers_machine_must_have_what_the_pool_requires(change: dict[str, object], problem: str) -> None:
     assert refusal("open", GOOD_MACHINE.model_copy(update=change)) == problem
+
+
+def test_no_stranger_joins_a_pool_that_was_opened_where_rewards_are_claimed() -> None:
+    registration = Registration(node=NODE, run="tiny", pool="open", software_version="test", hardware=GOOD_MACHINE)
+    assert why_not(registration, POOLS, own_pod=False, welcome=True) == ""
+    refused = why_not(registration, POOLS, own_pod=False, welcome=True, claimed=True)
+    assert "a stranger would give itself any reward; the admin closes the pool" in refused
+    assert why_not(registration, POOLS, own_pod=True, claimed=True) == ""
+
+
+def test_a_stranger_that_joined_while_prepare_ran_gets_no_work_where_rewards_are_claimed() -> None:
+    state: Any = SimpleNamespace(rewards_claimed=True, config=SimpleNamespace(pools=POOLS))
+    own = NodeRecord(node=NODE, state="Healthy", pool="open", outside=False)
+    stranger, forgotten = own.model_copy(update={"outside": True}), own.model_copy(update={"pool": "", "outside": None})
+    invited = own.model_copy(update={"outside": None})  # by an old invite, after Redis had forgotten whose it is
+    require_pool(state, own)
+    assert is_in_order(state, own)
+    again = "register at discovery again"
+    for record, words in ((stranger, "its own pods alone have work"), (forgotten, again), (invited, again)):
+        assert not is_in_order(state, record)
+        with pytest.raises(Refusal, match=words):
+            require_pool(state, record)
+    state.rewards_claimed = False
+    for record in (own, stranger, forgotten, invited):
+        require_pool(state, record)
+        assert is_in_order(state, record)
 
 
 def test_no_stranger_joins_a_pool_that_was_opened_over_uncalibrated_proofs() -> None:

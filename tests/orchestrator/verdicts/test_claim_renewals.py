@@ -10,7 +10,7 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import ClaimRenewal, ValidationJob
-from shoal.contracts.recipe import Validation
+from shoal.contracts.validation import Validation
 from shoal.contracts.verdicts import Verdict
 from shoal.orchestrator.verdicts import verdicts
 from shoal.orchestrator.work import handout

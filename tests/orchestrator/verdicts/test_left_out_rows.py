@@ -8,7 +8,9 @@ from protocol_stack import verdict_on
 from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts.protocol import ValidationJob
-from shoal.contracts.recipe import DrawnGaps, ProofThresholds, Recipe, Validation
+from shoal.contracts.recipe import Recipe
+from shoal.contracts.thresholds import DrawnGaps, ProofThresholds
+from shoal.contracts.validation import Validation
 from shoal.contracts.verdicts import UNSCORED, Verdict
 from shoal.ledger.entries import Accepted
 from shoal.orchestrator.verdicts.verdicts import decide
@@ -113,8 +115,8 @@ def test_a_file_is_lost_only_where_it_would_have_been_accepted() -> None:
         min_version=0, max_version=0,
     )  # fmt: skip
     asked = {"validator": "a", "alone": False, "window": (0, 0), "spent": "too many"}
-    assert decide(verdict_on(job), "d", (), sealed=False, **asked).kind == "lost"  # type: ignore[arg-type]  # one dict of several types
-    assert decide(verdict_on(job), "d", (), sealed=True, **asked).kind == "expire"  # type: ignore[arg-type]  # one dict of several types
+    assert decide(verdict_on(job), "d", (), sealed=False, **asked).kind == "lost"
+    assert decide(verdict_on(job), "d", (), sealed=True, **asked).kind == "expire"
 
 
 @pytest.mark.parametrize("rows", [[1, 0], [0, 0], [99], [-1]])

@@ -9,7 +9,7 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.problems import Refusal
-from shoal.contracts.recipe import Validation
+from shoal.contracts.validation import Validation
 from shoal.orchestrator import background
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.verdicts.queue import LOOK_AHEAD, MOST_READINGS, Job, OpinionNote

@@ -6,8 +6,9 @@ from protocol_stack import GROUP_SIZE, GROUPS, TASKS, verdict_on
 from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
-from shoal.contracts.recipe import Curriculum, PoolWeights, Recipe, TaskSource
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.steps import StepBatch
+from shoal.contracts.task_source import Curriculum, PoolWeights, TaskSource
 from shoal.contracts.work import TrainingStep, draw, pools_digest
 from shoal.orchestrator import metrics
 from shoal.orchestrator.http.service import public_run

@@ -12,7 +12,8 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import LeaseReturn
-from shoal.contracts.recipe import Recipe, Validation
+from shoal.contracts.recipe import Recipe
+from shoal.contracts.validation import Validation
 from shoal.contracts.work import lease_seconds
 from shoal.orchestrator.nodes.registry import FULL_ROOM, NodeRecord
 from shoal.orchestrator.work import handout, standing

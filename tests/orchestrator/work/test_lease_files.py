@@ -10,12 +10,14 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.problems import Refusal
-from shoal.contracts.protocol import Lease, SubmissionNotice, UploadRequest
-from shoal.contracts.recipe import Retention, Validation
+from shoal.contracts.protocol import Lease, LeaseReturn, SubmissionNotice, UploadRequest
+from shoal.contracts.storage import Retention
+from shoal.contracts.validation import Validation
 from shoal.orchestrator import recovery
 from shoal.orchestrator.retention import OldObjects
 from shoal.orchestrator.verdicts.verdicts import expire
 from shoal.orchestrator.work import uploads
+from shoal.orchestrator.work.lease_returns import take_back
 
 
 @pytest.mark.parametrize("at", [keys.LEASE_FILES, keys.SUBMISSIONS])
@@ -139,7 +141,10 @@ def test_a_lease_that_was_bound_by_an_orchestrator_that_died_then_is_not_stuck(
     run.restarted(store)
     lease = run.lease(node)
     data = run.upload(lease)
-    store.kill_at = (store.writes + 4, "before")  # the file's final name, its note, the lease, the submission
+    store.kill_at = (
+        store.writes + 5,
+        "before",
+    )  # its note, the file's final name, the note again, the lease, the submission
     with pytest.raises(KilledError):
         run.confirm(lease, data)
     store.kill_at = None
@@ -151,3 +156,89 @@ def test_a_lease_that_was_bound_by_an_orchestrator_that_died_then_is_not_stuck(
     with pytest.raises(Refusal, match="already-submitted"):
         uploads.grant_upload(run.state, UploadRequest(node=node, lease=lease.lease, size=len(other), sha256=sha(other)))
     assert run.lease_in_time(node).submission == 1
+
+
+@pytest.fixture
+def run(tmp_path: Path, redis_server: Redis) -> Orchestrator:
+    """No key is on probation, so that each may hold two leases."""
+    made = Orchestrator(tmp_path, redis_server.url, validation=Validation(claim_seconds=60, probation_files=0))
+    made.announce(0)
+    return made
+
+
+def test_a_file_keeps_its_note_when_the_same_bytes_are_refused_for_another_lease(
+    run: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both leases are of one step, so that their notes have one key."""
+    node = run.join()
+    given_back, taken = run.lease(node), run.lease(node)
+    data = run.upload(taken)
+    uploads.grant_upload(run.state, UploadRequest(node=node, lease=given_back.lease, size=len(data), sha256=sha(data)))
+    run.store.put(keys.staging(node, given_back.lease), data)
+    promote = run.store.copy_if_absent
+
+    def interrupted(source: str, target: str) -> bool:
+        """The other lease is refused between the note of this one and its promotion."""
+        monkeypatch.undo()
+        monkeypatch.setattr(run.store, "sha256", handed_back)
+        with pytest.raises(Refusal, match="lease-over"):
+            run.confirm(given_back, data)
+        return promote(source, target)
+
+    def handed_back(key: str) -> tuple[str, int]:
+        monkeypatch.undo()
+        take_back(run.state, LeaseReturn(node=node, lease=given_back.lease))
+        return run.store.sha256(key)
+
+    monkeypatch.setattr(run.store, "copy_if_absent", interrupted)
+    assert run.confirm(taken, data).status == "queued"
+    assert [info.key for info in run.store.list(keys.WAITING)] == [keys.waiting(0, node, sha(data))]
+    run.redis.flushall()
+    run.restarted()
+    assert run.claimed().sha256 == sha(data)
+
+
+def test_a_confirmation_of_nothing_writes_nothing_and_nobody_waits_for_it(
+    run: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = run.lease(run.join())
+    store, asked = run.store, list[str]()
+
+    def counted(name: str) -> None:
+        real = getattr(store, name)
+
+        def call(*arguments: object) -> object:
+            asked.append(name)
+            assert not run.state.lease_lock.locked()
+            return real(*arguments)
+
+        monkeypatch.setattr(store, name, call)
+
+    for name in ("create", "put", "delete", "copy_if_absent", "sha256", "size"):
+        counted(name)
+    with pytest.raises(Refusal, match="nothing-uploaded"):
+        run.confirm(lease, b"never uploaded")
+    assert asked == ["size", "size"], "two looks, at staging and at the file"
+
+
+def test_other_nodes_do_not_wait_while_refused_bytes_are_deleted_and_each_counts(
+    run: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "FILES_AN_HOUR", 2)
+    node = run.join()
+    lease = run.lease(node)
+    data = run.upload(lease)
+    run.store.put(keys.staging(node, lease.lease), bytes(len(data)))
+    delete, locked = run.store.delete, list[bool]()
+
+    def looked_at(key: str) -> None:
+        locked.append(run.state.lease_lock.locked())
+        delete(key)
+
+    monkeypatch.setattr(run.store, "delete", looked_at)
+    with pytest.raises(Refusal, match="wrong-digest"):
+        run.confirm(lease, data)
+    assert locked == [False, False, False]
+    assert run.store.list(keys.WAITING) == run.store.list(keys.UPLOADS) == []
+    with pytest.raises(Refusal, match="quota-leased"):
+        run.lease(node)

@@ -20,9 +20,10 @@ from shoal.contracts.protocol import (
     SubmissionReceipt,
     rest_of,
 )
-from shoal.contracts.recipe import Recipe, Validation
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.settings import Rollouts
 from shoal.contracts.steps import StepBatch
+from shoal.contracts.validation import Validation
 from shoal.contracts.work import FIRST_PART_NUMBER, LeasePart
 from shoal.orchestrator.work import handout, uploads
 from shoal.orchestrator.work.beacons import drawn_prompts
@@ -237,7 +238,9 @@ def test_a_rest_that_a_crash_left_unmade_is_made_by_recovery(run: Orchestrator) 
     first, second = run.join(), run.join()
     lease = run.lease(first)
     hand_in(run, lease, [0])
-    run.state.leases.forget(rest_of(lease.lease))
+    rest = run.state.leases.get(rest_of(lease.lease))
+    assert rest is not None
+    run.state.leases.forget(rest.lease)
     run.store.delete(keys.lease(0, first, FIRST_PART_NUMBER))
     run.restarted()
     assert continued(run, second).part == LeasePart(node=first, submission=0, groups=[1])

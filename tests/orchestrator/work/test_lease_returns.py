@@ -10,7 +10,7 @@ from servers import Redis
 from shoal.contracts import keys
 from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Lease, LeaseRequest, LeaseReturn, UploadRequest
-from shoal.contracts.recipe import Validation
+from shoal.contracts.validation import Validation
 from shoal.contracts.work import lease_seconds
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.work import handout, uploads
@@ -211,6 +211,9 @@ def test_a_return_while_a_file_is_confirmed_does_not_make_two_files_of_one_lease
     with pytest.raises(Refusal, match=r"lease-over: .* was given back before its file was confirmed"):
         run.confirm(lease, data)
     assert run.state.queue.size() == 1
+    kept = [info.key for info in run.store.list(keys.UPLOADS)]
+    assert kept == [keys.upload(node, sha(b"other rollouts of the same prompts"))], "bytes that count for nothing go"
+    assert len(run.store.list(keys.WAITING)) == 1
 
 
 def test_a_return_of_what_is_over_changes_nothing(run: Orchestrator, node: str) -> None:

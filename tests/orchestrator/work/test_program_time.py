@@ -9,7 +9,8 @@ from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import ClaimRenewal, ValidationJob
-from shoal.contracts.recipe import PROGRAM_SECONDS, Recipe, Validation
+from shoal.contracts.recipe import Recipe
+from shoal.contracts.validation import PROGRAM_SECONDS, Validation
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.work import lease_seconds
 from shoal.orchestrator.nodes.admin import one_node

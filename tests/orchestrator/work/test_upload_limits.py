@@ -4,7 +4,8 @@ from pathlib import Path
 
 from run_states import Orchestrator
 from servers import Redis
-from shoal.contracts.recipe import Recipe, Sampling
+from shoal.contracts.completions import Sampling
+from shoal.contracts.recipe import Recipe
 from shoal.orchestrator.work.uploads import largest_file
 
 

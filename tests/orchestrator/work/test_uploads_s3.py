@@ -10,8 +10,8 @@ from servers import Minio, Redis
 from shoal.agent.hand_in import UploadFailedError, open_plain, post_form
 from shoal.contracts import keys
 from shoal.contracts.protocol import UploadRequest
-from shoal.contracts.recipe import S3Storage, StorageSpec
 from shoal.contracts.steps import StepBatch
+from shoal.contracts.storage import S3Storage, StorageSpec
 from shoal.orchestrator.work import uploads
 from shoal.storage import open_store
 

@@ -13,8 +13,8 @@ from shoal.contracts.node_states import LATE_SECONDS, SILENT_SECONDS
 from shoal.contracts.pools import SAMPLER, PoolTerms
 from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Heartbeat
-from shoal.contracts.recipe import Validation
 from shoal.contracts.signed import Signed
+from shoal.contracts.validation import Validation
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.work import lease_seconds
 from shoal.ledger.view import SEALED_STEPS
@@ -23,6 +23,7 @@ from shoal.orchestrator.nodes import membership
 from shoal.orchestrator.progress import run_progress
 from shoal.orchestrator.verdicts.verdicts import over
 from shoal.orchestrator.work import handout
+from shoal.orchestrator.work.leases import MEMORY_SECONDS
 from shoal.orchestrator.work.load import MOST_UNJUDGED_FILES, UNJUDGED_CHECKS, unjudged_files
 from shoal.orchestrator.work.records import DrawnBy, SubmissionRecord
 from shoal.orchestrator.work.sealing import seal_if_full
@@ -321,6 +322,20 @@ def test_a_lease_of_a_sealed_step_ends_in_an_expired_receipt(run: Orchestrator, 
         run.judge(verdict_on(run.claimed()))
     assert run.confirm(held, data).status == "expired"
     assert run.store.list(keys.STAGING) == []
+
+
+def test_redis_forgets_leases_and_their_numbers_a_while_after_a_step_is_sealed(run: Orchestrator, node: str) -> None:
+    numbers = f"{run.state.prefix}:submission-numbers"
+    for _ in range(2):
+        run.hand_in(node)
+        run.judge(verdict_on(run.claimed()))
+    ahead = run.lease(node, 1)
+    background.settle_late(run.state)
+    assert {*run.redis.hkeys(numbers)} == {f"0/{node}", f"1/{node}"}
+    run.clock.now += lease_seconds(64) + MEMORY_SECONDS + 1
+    background.settle_late(run.state)
+    assert {*run.redis.hkeys(numbers)} == {f"1/{node}"}, "one for each node and step, for ever"
+    assert [record.lease.lease for record in run.state.leases.all()] == [ahead.lease]
 
 
 def test_groups_without_signal_do_not_fill_a_step(run: Orchestrator, node: str) -> None:

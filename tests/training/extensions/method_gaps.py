@@ -40,13 +40,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shoal.contracts.algorithm import Prime, VinePpo
-from shoal.contracts.recipe import Lora, Offload, Recipe, TrainerSettings
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.sft_data import SftRow
+from shoal.contracts.trainer import Lora, Offload, TrainerSettings
 from shoal.training.batches import StepPlan, plan_step
 from shoal.training.extensions.prime.extension import outcome_advantages
 from shoal.training.extensions.prime.reward_model import RewardModel, outcomes_of
 from shoal.training.extensions.vine.extension import value_advantages
-from shoal.training.lora import LoraLinear, add_adapters
+from shoal.training.lora import LoraLinear, add_adapters, draw_adapters
 from shoal.training.loss import LossWeights
 from shoal.training.model import Policy, policy_to_ask, policy_to_train
 from shoal.training.objectives import objective_of
@@ -184,6 +185,7 @@ def plain(case: Case, number: int) -> PlainModel:
         return PlainModel(model(number))
     drawn = model(number).double()
     add_adapters(drawn, case.settings.lora)
+    draw_adapters(drawn)
     pairs = {
         name: (module.lora_a, module.lora_b) for name, module in drawn.named_modules() if isinstance(module, LoraLinear)
     }

@@ -17,8 +17,8 @@ from servers import Loopback
 from shoal import telemetry
 from shoal.contracts import keys
 from shoal.contracts.islands import IslandsSettings, IslandTerms
-from shoal.contracts.recipe import Lora, TrainerSettings
 from shoal.contracts.steps import StepMetrics
+from shoal.contracts.trainer import Lora, TrainerSettings
 from shoal.crypto.keys import PrivateKey
 from shoal.islands.lighthouse import serve
 from shoal.storage import Store

@@ -337,5 +337,5 @@ def test_what_was_left_behind_is_part_of_the_training_state(reef: Reef) -> None:
 def test_what_islands_share_takes_the_bytes_of_a_state_that_are_planned(reef: Reef) -> None:
     member = reef.member(NAMES[0])
     count = member._island._parameters.count
-    planned = state_bytes(count, "Full", islands=True) - state_bytes(count, "Full")
+    planned = state_bytes(count, islands=True) - state_bytes(count)
     assert sum(tensor.nbytes for tensor in member.tensors().values()) == planned + islands.SAID_BYTES

@@ -27,7 +27,6 @@ def measured() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("method", BOUNDS)
 def test_losses_gradients_and_updates_are_those_of_the_formulas(

@@ -12,9 +12,10 @@ from tiny_run import Orchestrator, config, fill_step, make_store, make_trainer, 
 
 from servers import Loopback
 from shoal.contracts import keys
-from shoal.contracts.recipe import Offload, RollBack, TrainerSettings
+from shoal.contracts.failures import RollBack
 from shoal.contracts.run import RunConfig
 from shoal.contracts.steps import StepMetrics
+from shoal.contracts.trainer import Offload, TrainerSettings
 from shoal.planner.memory import state_bytes
 from shoal.storage import Store
 from shoal.training.extensions.prime.extension import PrimeExtension
@@ -151,5 +152,5 @@ def test_the_reward_model_s_moments_lie_in_host_memory_where_the_policy_s_do(
     parameters = list(prime.reward_model.learner.model.parameters())
     held = [*parameters, *(each[name] for each in adamw.state.values() for name in ("exp_avg", "exp_avg_sq"))]
     count = sum(each.numel() for each in parameters)
-    planned = state_bytes(count, "Full", reward_model=True) - state_bytes(count, "Full")
+    planned = state_bytes(count, reward_model=True) - state_bytes(count)
     assert sum(each.nbytes for each in held) == planned  # a state has all of it

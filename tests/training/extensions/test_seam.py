@@ -14,7 +14,7 @@ from torch import Tensor
 import shoal.training
 from servers import Loopback
 from shoal.contracts import keys
-from shoal.contracts.recipe import RollBack
+from shoal.contracts.failures import RollBack
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import Store
 from shoal.training.batches import StepPlan

@@ -288,6 +288,21 @@ def test_a_file_whose_continuations_are_not_those_of_its_completions_is_not_trai
         assert (left.groups, left.left_out) == ([], len(bad))
 
 
+def test_a_file_whose_counts_disagree_is_not_trained_on(store: Store) -> None:
+    rows = continued(rows_of(5))
+    rewards = rewards_for(rows)
+    shorter = accept(store, rows, rewards[:75])
+    fewer = accept(store, rows_of(5), rewards[:16]).model_copy(update={"rows": 10})
+    for file, words in (
+        (shorter, "has 80 rows, batch.json says 80, the verdict rewards 75"),
+        (fewer, "batch.json says 10"),
+    ):
+        batch = batch_of(5, [file])
+        with pytest.raises(BadBatch, match=words):
+            read_groups(store, batch, VALIDATOR.public, LIMITS)
+        assert read_groups(store, batch, VALIDATOR.public, LIMITS, leave_out=True).left_out == file.rows
+
+
 def test_the_report_has_the_mean_value_at_each_boundary() -> None:
     given = with_estimates(groups())
     found = boundary_means(given, VINE.segments)

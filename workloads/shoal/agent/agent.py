@@ -5,6 +5,7 @@ processes of its own. Asked to end, it goes on serving while the worker, which i
 is left then the agent gives back itself.
 """
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +16,17 @@ import uvicorn
 from fastapi import Response
 
 from shoal.agent import node_key, socket_routes
+from shoal.agent.fellow import pass_on
 from shoal.agent.held_leases import HeldLeases, give_back
 from shoal.agent.owner import Allowance, Owner
 from shoal.agent.session import Session
+from shoal.contracts.hosts import STATE_PORT, engine_host
 from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import LEAVE_SECONDS, Assignment
-from shoal.contracts.run import AgentStatus, NodeConfig, PartStatus, home, load_node_config
+from shoal.contracts.run import AgentState, AgentStatus, NodeConfig, PartStatus, home, load_node_config, pod_name
 from shoal.crypto.keys import PrivateKey
 from shoal.telemetry import every_line, get_logger, serve_health, start
+from shoal.telemetry.health import Route
 from shoal.transport.authorities import authorities
 from shoal.transport.neighbourhood import Neighbourhood
 from shoal.transport.rate_limit import NO_CAPS, Caps
@@ -179,17 +183,26 @@ def run_agent(
     *,
     owner: Owner | None = None,
     caps: Caps = NO_CAPS,
+    fellows: bool = False,
 ) -> Session:
     """Be a node until SIGTERM or SIGINT, on the main thread; everything lies under `SHOAL_HOME`. Raises ValueError for a bad `config/ca.pem`.
 
     `neighbourhood` judges the URLs that the run names; None: any may be called. `owner` says when the node may work; it ends when the run is over.
-    None: it is a pod, which stays, because Kubernetes would restart it. `caps` bound what it sends and receives.
+    None: it is a pod, which stays, because Kubernetes would restart it. `caps` bound what it sends and receives. With `fellows` further pods of its
+    engine may ask for its state (`fellow`), on a port that Prometheus does not reach.
     """
     every_line(run=config.run, pool=config.pool, node=key.public)
     session = Session(config, key, authorities(home() / "config" / "ca.pem"), work.logs, neighbourhood, caps)
     stop = threading.Event()
     listener = socket_routes.bind(home() / "run" / "agent.sock")
+
+    def state() -> AgentState:
+        return session.state().model_copy(update={"restarts": work.restarts()})
+
     health = serve_health(HEALTH_PORT, session.liveness, lambda: not_ready(session))
+    if fellows:
+        told: dict[str, Route] = {"/v1/state": lambda _: (200, {}, state().to_json())}
+        serve_health(STATE_PORT, session.liveness, lambda: None, told)
     joining = threading.Thread(target=session.run, args=(stop,), name="session", daemon=True)
     joining.start()
     get_logger().info("agent starts")
@@ -201,7 +214,7 @@ def run_agent(
         return owner.standing(held.unfinished(), held.expected_seconds(life(session)))
 
     follower = Follower(session, work, leaving, home() / "run" / "status.json", standing)
-    app = socket_routes.make_app(session, held, leaving, work.restarts, lambda: _no_lease(standing()))
+    app = socket_routes.make_app(session, held, leaving, state, lambda: _no_lease(standing()))
 
     @app.get("/v1/status")
     def _status() -> Response:
@@ -237,7 +250,12 @@ def main() -> None:
     """Entry point of the agent container."""
     start("agent")
     config = load_node_config()
-    run_agent(config, node_key.load_or_create(home() / "key" / "node.pem"), ContainersOfThisPod())
+    place = engine_host(pod_name(), config.engine.hosts, os.environ)
+    if place is not None and not place.leads:
+        pass_on(config, f"http://{place.leader}:{STATE_PORT}", HEALTH_PORT)
+        return
+    key = node_key.load_or_create(home() / "key" / "node.pem")
+    run_agent(config, key, ContainersOfThisPod(), fellows=place is not None)
 
 
 def life(session: Session) -> float:

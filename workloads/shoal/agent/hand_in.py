@@ -25,6 +25,7 @@ from shoal.contracts.protocol import (
 from shoal.retries import Backoff, retrying
 from shoal.telemetry import busy, get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
+from shoal.transport.authorities import well_known
 from shoal.transport.client import reason_of
 from shoal.transport.neighbourhood import ForbiddenUrl, Neighbourhood
 from shoal.transport.rate_limit import NO_CAPS, Caps
@@ -141,7 +142,7 @@ def _ask_grant(client: SignedClient, request: UploadRequest) -> UploadGrant | No
 def post_form(grant: UploadGrant, file: IO[bytes], tls: ssl.SSLContext | None = None, caps: Caps = NO_CAPS) -> None:
     """Post the form: the grant's fields first, then the file, streamed. `tls`: what the store's certificate is held to."""
     file.seek(0)
-    verify = tls if tls is not None else True
+    verify = tls or well_known()
     with httpx.Client(
         transport=caps.transport(verify),
         verify=verify,

@@ -22,7 +22,7 @@ from shoal.agent.held_leases import HeldLeases, give_back
 from shoal.agent.session import Session
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Lease, LeaseRequest, LocalReturn, LocalSubmission, MetricName, StepInfo
-from shoal.contracts.run import home
+from shoal.contracts.run import AgentState, home
 from shoal.transport import Refused, Unavailable
 from shoal.transport.problems import add_problem_answers, problem_response
 from shoal.transport.problems import refused as refused_answer
@@ -40,12 +40,12 @@ def make_app(
     session: Session,
     held: HeldLeases,
     leaving: threading.Event,
-    restarts: Callable[[], int | None],
+    state: Callable[[], AgentState],
     no_lease: Callable[[], str] = lambda: "",
 ) -> FastAPI:
     """The application over a session. Its handlers run on worker threads, because they wait for the orchestrator.
 
-    `held` is kept in step with what passes; once `leaving` is set no further lease is given, nor while `no_lease` says why not. `restarts` is what
+    `held` is kept in step with what passes; once `leaving` is set no further lease is given, nor while `no_lease` says why not. `state` is what
     the pod's other containers are told.
     """
     app = FastAPI(title="Shoal agent", docs_url=None, redoc_url=None)
@@ -62,8 +62,8 @@ def make_app(
         return refused_answer(Refusal(ProblemCode.ORCHESTRATOR_AWAY, str(error), retry_after_seconds=1))
 
     @app.get("/v1/state")
-    async def state() -> Response:
-        return json_answer(session.state().model_copy(update={"restarts": restarts()}))
+    async def _state() -> Response:
+        return json_answer(state())
 
     @app.get("/v1/tasks")
     def tasks(request: Request) -> Response:
@@ -71,6 +71,12 @@ def make_app(
             "GET", _passed_on("/v1/tasks", request, "digest"), deadline_seconds=TASKS_SECONDS
         )
         return Response(answer.content, media_type="application/vnd.apache.parquet")
+
+    @app.get("/v1/packages")
+    def packages(request: Request) -> Response:
+        path = _passed_on("/v1/packages", request, "digest")
+        answer = session.orchestrator().request("GET", path, deadline_seconds=TASKS_SECONDS)
+        return Response(answer.content, media_type="application/octet-stream")
 
     @app.get("/v1/step")
     def step(request: Request) -> Response:

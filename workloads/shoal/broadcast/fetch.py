@@ -3,7 +3,8 @@
 `python -m shoal.broadcast.fetch`. In: the agent's socket (relays, token, newest version), relays over HTTP. Out: `weights/v000007/`, checked as a
 whole, and metrics for the agent's heartbeat. Versions between two announcements are skipped, unless the newest is a delta against them; a version
 that does not add up is given up and the next one awaited; without relays everybody stays on the version that is here. With nothing announced that
-is not here, the next version is fetched while the publisher is still making it; it becomes visible when it is announced.
+is not here, the next version is fetched while the publisher is still making it; it becomes visible when it is announced. Of the pods that share a
+folder one fetches. The others wait, and take over when it ends.
 """
 
 import json
@@ -144,6 +145,9 @@ class Fetcher:
         Raises `Unavailable` or `Refused` when the agent is away, `OSError` (`NoSpace`) when the disk is too small.
         """
         state = self._agent.state(within_seconds=0.0)
+        if not self._weights.hold():
+            NEWEST.set(max(self._weights.held(), default=-1))
+            return False
         if state.notice is not None:
             self._weights.drop_void()
         if not state.relays or state.relay_token is None:

@@ -276,7 +276,7 @@ def places_of(
     secured = role == "relay" and certificate.is_file()
     bracketed = f"[{address}]" if ":" in address else address
     # A wildcard is an address to listen on, not one to connect to.
-    neighbour = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address, bracketed)  # noqa: S104
+    neighbour = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address, bracketed)  # noqa: S104 - no bind
     return NginxPaths(
         listen=f"{bracketed}:{NGINX_PORT}",
         gate=f"{neighbour}:{GATE_PORTS[role]}",
@@ -388,7 +388,7 @@ def main() -> None:
         [sys.executable, "-I", "-S", str(watcher), str(os.getpid()), *watched], stdin=subprocess.DEVNULL
     )
     log.info("starting nginx", listen=places.listen, outside=places.outside is not None, role=role)
-    os.execv(program, [program, "-p", str(places.temporary), "-c", str(configuration), "-e", "stderr"])  # noqa: S606
+    os.execv(program, [program, "-p", str(places.temporary), "-c", str(configuration), "-e", "stderr"])  # noqa: S606 - nginx becomes this process
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from shoal.contracts import keys
 from shoal.contracts.signed import Signed
 from shoal.contracts.weights import VersionIndex, VersionOpen
 from shoal.storage import chains
+from shoal.storage.checkpoint_files import flush
 
 OPEN = "open.json"
 WEIGHTS = "weights.json"
@@ -158,6 +159,5 @@ class Tree:
 
 def _replace(source: Path, target: Path) -> None:
     """Rename once the bytes are on the disk: after a power cut a name must not stand for a torn file."""
-    with source.open("rb") as file:
-        os.fsync(file.fileno())
+    flush(source)
     os.replace(source, target)

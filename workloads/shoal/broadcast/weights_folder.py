@@ -2,13 +2,15 @@
 
 A version is `weights/v000007/` with the signed manifest in it; it appears by one rename when its SHA-256 is the manifest's. What is being filled
 lies in `v000007.partial/` and `.parts/v000007/` and outlives a kill. A version that is needed only as the base of another one lies in
-`.chain/`. Called by `fetch`; the worker only reads finished folders.
+`.chain/`. Called by `fetch`; the worker only reads finished folders. Several pods may share the folder: the one that holds `.lock` fills it.
 """
 
+import fcntl
 import shutil
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import IO
 
 from shoal import telemetry
 from shoal.broadcast.parts import FilePart, PlacedPart, ShardPart
@@ -22,6 +24,7 @@ from shoal.storage.checkpoint_files import Assembler, read_manifest, sealed_by
 PARTIAL = ".partial"
 PARTS = ".parts"
 CHAIN = ".chain"
+LOCK = ".lock"
 DISK_RESERVE_BYTES = 64 << 20
 
 
@@ -29,14 +32,33 @@ class WeightsFolder:
     """The versions under one `weights/` folder."""
 
     def __init__(self, root: Path, run: str, trainer_key: Signer) -> None:
-        """Removes finished folders whose manifest is not the trainer's for this run (a volume of another run)."""
         self.root = root
+        self._run = run
         self._trainer_key = trainer_key
+        self._lock: IO[bytes] | None = None
         root.mkdir(parents=True, exist_ok=True)
-        for version in self.held():
-            if not self._is_ours(version, run, trainer_key):
-                telemetry.get_logger().warning("removing weights of another run", version=version)
-                shutil.rmtree(self.path(version))
+        self.hold()
+
+    def hold(self) -> bool:
+        """Whether this process fills the folder, which it does from then on until it ends. Raises `OSError` on a file system without locks.
+
+        Removes finished folders whose manifest is not the trainer's for this run (a volume of another run) when it begins.
+        """
+        if self._lock is None:
+            lock = (self.root / LOCK).open("ab")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                lock.close()
+                if isinstance(error, BlockingIOError):
+                    return False
+                raise
+            self._lock = lock
+            for version in self.held():
+                if not self._is_ours(version, self._run, self._trainer_key):
+                    telemetry.get_logger().warning("removing weights of another run", version=version)
+                    shutil.rmtree(self.path(version))
+        return True
 
     def path(self, version: int) -> Path:
         return self.root / keys.version_name(version)
@@ -191,7 +213,7 @@ class FolderTarget:
     def seal(self, signed: Signed[WeightsManifest]) -> None:
         """Check the whole and make the version visible; raises `WrongWeights`, and then nothing of it is left."""
         assert self._assembler is not None
-        self._assembler.finish(signed, self._trainer_key)
+        self._assembler.finish(signed, self._trainer_key, notes_shards=True)
         shutil.rmtree(self._parts, ignore_errors=True)
 
     def discard(self) -> None:

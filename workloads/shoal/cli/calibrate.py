@@ -16,11 +16,12 @@ from pathlib import Path
 from shoal import accelerators, environments
 from shoal.contracts.pools import Quantization
 from shoal.contracts.proof_profile import PROFILE_FILE, ErrorRate, ProofProfile
-from shoal.contracts.recipe import ProofThresholds
-from shoal.environments.prepare import CannotPrepare, checked_checkpoint
+from shoal.contracts.thresholds import ProofThresholds
+from shoal.environments.base_checkpoint import checked_checkpoint
 from shoal.environments.prompt_check import decided
 from shoal.environments.prompts import load_tokenizer
 from shoal.environments.proof_calibration import PROMPTS, measure
+from shoal.environments.run_checks import CannotPrepare
 from shoal.errors import InputWrong
 from shoal.proofs import CannotCalibrate
 from shoal.proofs.calibration import Effort, Served

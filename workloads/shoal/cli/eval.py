@@ -1,12 +1,15 @@
 """The verb `shoal eval`: a model's score on environments, on this machine. Thin; the work is done in `shoal.evaluation`."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.cli.options import Credentials, Endpoint, Objects
 from shoal.errors import InputWrong, RunFailed
+from shoal.text import plain
 
 if TYPE_CHECKING:
     from shoal.contracts.pools import EngineSettings
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
     from shoal.contracts.run import RunConfig
 
 
-BESIDE_A_MANIFEST = ("model", "file", "seed", "output")
+BESIDE_A_MANIFEST = ("model", "file", "seed", "output", "objects", "endpoint", "credentials")
 """Parameters that a manifest's benchmarks do not answer themselves."""
 
 
@@ -89,6 +92,9 @@ def evaluate(
     output: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="File for the record, with every problem.")
     ] = None,
+    objects: Objects = None,
+    endpoint: Endpoint = None,
+    credentials: Credentials = None,
 ) -> None:
     """Score a model on environments or a manifest's benchmarks, on this machine: avg@k, pass@k, intervals, lengths, share of truncated answers.
 
@@ -98,6 +104,7 @@ def evaluate(
     Exit codes: 0 done, 1 no answer could be scored, 2 model, environment or options are wrong.
     """
     from shoal.contracts.evaluation import Truncation
+    from shoal.environments.packages import BadPackages, of_manifest
     from shoal.inference.evaluation.record import (
         NothingScored,
         check_paths,
@@ -106,13 +113,21 @@ def evaluate(
         of_environments,
     )
     from shoal.inference.evaluation.sampling import CannotEvaluate, EvaluationRequest
+    from shoal.report.ledger_sources import open_objects
+    from shoal.storage import StoreUnavailable
 
     if (not env) == (file is None):
         raise InputWrong("give either --env ENV, once or more, or -f FILE")
+    if file is None and objects is not None:
+        raise InputWrong("--store: only a manifest names objects; give -f FILE")
+    brought = ExitStack()
     try:
         if file is not None:
             check_paths(model, output)
-            asked = of_benchmarks(*run_of(context, file), seed)
+            config, engine = run_of(context, file)
+            store = open_objects("--store", objects, endpoint, credentials) if objects is not None else None
+            brought.enter_context(of_manifest(config, store))
+            asked = of_benchmarks(config, engine, seed, store)
         else:
             if top_p == 0.0:
                 raise InputWrong(
@@ -124,10 +139,14 @@ def evaluate(
             wanted = EvaluationRequest(samples, temperature, max_tokens, seed, target_length, truncation, prompt)
             asked = of_environments(env or [], count, wanted)
         evaluate_all(model, asked, output, typer.echo)
-    except CannotEvaluate as error:
+    except (CannotEvaluate, BadPackages) as error:
         raise InputWrong(str(error) if file is None else f"{file}: {error}") from None
+    except StoreUnavailable as error:
+        raise RunFailed(f"the store is away: {plain(error, 400)}") from None
     except NothingScored as error:
         raise RunFailed(str(error)) from None
+    finally:
+        brought.close()
 
 
 def run_of(context: typer.Context, file: Path) -> "tuple[RunConfig, EngineSettings]":
@@ -139,7 +158,9 @@ def run_of(context: typer.Context, file: Path) -> "tuple[RunConfig, EngineSettin
         source = context.get_parameter_source(name)
         if name not in BESIDE_A_MANIFEST and source is not None and source.name == "COMMANDLINE":
             option = name.replace("_", "-")
-            raise InputWrong(f"--{option}: with -f the manifest's benchmarks say it; allowed beside -f: --seed, --json")
+            raise InputWrong(
+                f"--{option}: with -f the manifest's benchmarks say it; allowed beside -f: --seed, --json, --store"
+            )
     manifest = read_manifest(file)
     pools = manifest.run.spec.inference_pools
     return config_of(manifest), pools[0].engine if pools else EngineSettings()

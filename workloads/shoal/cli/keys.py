@@ -9,6 +9,7 @@ from typing import Annotated, get_args
 
 import typer
 
+from shoal.cli.options import DEFAULT_RUNS_DIR, RunHere, RunsDir
 from shoal.cli.printing import print_line
 from shoal.contracts.roster import HOLDERS, KeyHolder
 from shoal.errors import InputWrong, RunFailed
@@ -21,17 +22,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Run = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="Name of the run, or its folder; default: the only one.")
-]
-RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Folder of runs, one folder each.")]
-DEFAULT_RUNS_DIR = Path("runs")
 WAIT_SECONDS = 60.0
 POLL_SECONDS = 0.2
 
 
 @app.command()
-def show(run: Run = None, runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
+def show(run: RunHere = None, runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
     """Print number, fingerprint and age of every key.
 
     Example: shoal keys show arithmetic
@@ -44,7 +40,7 @@ def show(run: Run = None, runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
 
 @app.command()
 def rotate(
-    run: Run = None,
+    run: RunHere = None,
     role: Annotated[
         str | None,
         typer.Option("--role", metavar="ROLE", help=f"Whose key: {', '.join(HOLDERS)}; default: every key."),

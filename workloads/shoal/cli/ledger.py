@@ -6,7 +6,6 @@ printed.
 """
 
 import json
-import sys
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.printing import print_line
+from shoal.cli.options import DEFAULT_RUNS_DIR, AsJson, Credentials, Endpoint, Join, RunKey, RunsDir
+from shoal.cli.printing import print_line, print_note
 from shoal.errors import InputWrong, RunFailed
 
 if TYPE_CHECKING:
@@ -34,28 +34,6 @@ Source = Annotated[
         metavar="[SOURCE]", help="Run, its folder, a copy (the folder above ledger/), or s3://BUCKET/PREFIX/RUN."
     ),
 ]
-RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Folder of runs, one folder each.")]
-RunKey = Annotated[str | None, typer.Option("--run-key", metavar="HEX", help="The run's public key, 64 hex digits.")]
-Join = Annotated[
-    Path | None, typer.Option("--join", metavar="FILE", help="node.json of the run: roster and public key.")
-]
-Endpoint = Annotated[
-    str | None, typer.Option("--endpoint", metavar="URL", help="URL of the S3 store; default: AWS_ENDPOINT_URL.")
-]
-Credentials = Annotated[
-    Path | None,
-    typer.Option(
-        "--credentials",
-        metavar="DIR",
-        help="Folder with accessKey and secretKey; default: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-DEFAULT_RUNS_DIR = Path("runs")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
 
 
 @app.command()
@@ -99,7 +77,7 @@ def show(
         if not totals and is_chosen(entry, node, kind):
             wanted.append(entry)
 
-    audit = read_ledger(opened, _say, each=choose)
+    audit = read_ledger(opened, print_note, each=choose)
     if totals:
         if as_json:
             print_line(json.dumps(totals_records(audit.report, probation)))
@@ -157,7 +135,7 @@ def verify(
     opened = open_source(source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
     opened = replace(opened, slash_votes=slash_votes)
     before = [read_kept(kept, opened.trust)] if kept is not None else []
-    audit = read_ledger(opened, _say, kept=before, documents=documents)
+    audit = read_ledger(opened, print_note, kept=before, documents=documents)
     if as_json:
         print_line(json.dumps(report_record(audit.report, opened.trust)))
     else:
@@ -230,8 +208,8 @@ def audit(
         source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials
     )
     entries: list[LedgerEntry] = []
-    found = read_ledger(opened, _say, documents=True, each=entries.append)
-    result = run_audit(opened, config, found, entries, stages, steps, rows, files, seed, jobs, work, _say)
+    found = read_ledger(opened, print_note, documents=True, each=entries.append)
+    result = run_audit(opened, config, found, entries, stages, steps, rows, files, seed, jobs, work, print_note)
     if as_json:
         print_line(json.dumps(result_record(result, opened.trust)))
     else:
@@ -274,7 +252,11 @@ def proof(
         print_line(check_file(check, run_key, join))
         return
     opened = open_source(source, runs_dir, run_key=run_key, join=join, endpoint=endpoint, credentials=credentials)
-    made = prove_entry(opened, entry, _say) if entry is not None else prove_since(opened, since or Path(), _say)
+    made = (
+        prove_entry(opened, entry, print_note)
+        if entry is not None
+        else prove_since(opened, since or Path(), print_note)
+    )
     print_line(made.to_json().decode())
 
 
@@ -283,6 +265,6 @@ def _fail_if_wrong(problems: list[str]) -> None:
         from shoal.text import plain
 
         for problem in problems[1:20]:
-            _say(plain(problem, 500))
+            print_note(plain(problem, 500))
         more = f" (and {len(problems) - 20} more)" if len(problems) > 20 else ""
         raise RunFailed(plain(problems[0], 500) + more)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from shoal.text import plain
+from shoal.text import json_object, plain
 
 TIME_KEYS = ("timestamp", "time", "ts")
 HIDDEN_KEYS = frozenset({*TIME_KEYS, "event", "level", "role", "pod", "run", "pool", "exception"})
@@ -59,7 +59,7 @@ def _from_value(value: object) -> float | None:
 def line_time(text: str) -> float | None:
     """Seconds since 1970 that a line gives as its time, or None. Times without a zone are local, as their writers mean them."""
     if text.startswith("{"):
-        document = _document(text)
+        document = json_object(text)
         times = (_from_value(document[key]) for key in TIME_KEYS if key in document)
         return next((time for time in times if time is not None), None)
     try:
@@ -75,14 +75,6 @@ def line_time(text: str) -> float | None:
     return _from_iso(text)
 
 
-def _document(text: str) -> dict[str, object]:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
 def dated(part: str, lines: Iterable[str], begin_unix: float = 0.0) -> Iterator[LogLine]:
     """Lines of one file with their times; never going back, so that a merge keeps the order of the file."""
     unix = begin_unix
@@ -93,7 +85,7 @@ def dated(part: str, lines: Iterable[str], begin_unix: float = 0.0) -> Iterator[
 
 def said(text: str) -> str:
     """A log line in one line for people: `event key=value`; a plain line as it is, without control codes. A traceback is left out."""
-    document = _document(text) if text.startswith("{") else {}
+    document = json_object(text) if text.startswith("{") else {}
     event = document.get("event")
     if event is None:
         return plain(text, MAX_SHOWN)
@@ -112,7 +104,7 @@ def show(line: LogLine) -> str:
     """`04:18:07.123 pod/container  event key=value`, and the end of the event's traceback, if it has one, in lines below."""
     stamp = datetime.fromtimestamp(line.unix, UTC).astimezone()
     shown = f"{stamp:%H:%M:%S}.{stamp.microsecond // 1000:03d} {plain(line.part, 80)}  {said(line.text)}"
-    found = _document(line.text).get("exception") if line.text.startswith("{") else None
+    found = json_object(line.text).get("exception") if line.text.startswith("{") else None
     if not isinstance(found, str):
         return shown
     return "\n".join([shown, *(f"    {plain(each, 400)}" for each in found.splitlines()[-MAX_TRACEBACK_LINES:])])

@@ -15,7 +15,8 @@ from shoal.cli.eval import evaluate
 from shoal.cli.keys import app as keys_app
 from shoal.cli.ledger import app as ledger_app
 from shoal.cli.node import app as node_app
-from shoal.cli.printing import print_line
+from shoal.cli.options import DEFAULT_RUNS_DIR, AnyRun, Credentials, Endpoint, Join, RunHere, RunKey, RunsDir
+from shoal.cli.printing import print_line, print_note
 from shoal.cli.serving import app as serving_app
 from shoal.cli.summaries import whole_summaries
 from shoal.errors import EXIT_DONE, EXIT_INPUT_WRONG, EXIT_INTERRUPTED, EXIT_RUN_FAILED, InputWrong, RunFailed
@@ -37,7 +38,6 @@ app.add_typer(serving_app)
 app.command(name="eval")(evaluate)
 
 ManifestOption = Annotated[Path, typer.Option("-f", "--file", metavar="FILE", help="Manifest with one TrainingRun.")]
-RunsDirOption = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Folder of runs, one folder each.")]
 NoTtyOption = Annotated[bool, typer.Option("--no-tty", help="Print plain lines instead of the live view.")]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Delete the data of an earlier run of this name.")]
 SecretOption = Annotated[
@@ -48,10 +48,6 @@ SecretOption = Annotated[
         help="A Secret that the run names: its manifest, or variables of your environment by name; repeatable.",
     ),
 ]
-RunArgument = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="Name of the run, or its folder; default: the only run.")
-]
-DEFAULT_RUNS_DIR = Path("runs")
 
 
 def _show_version(wanted: bool) -> None:
@@ -129,7 +125,7 @@ def init(
 @app.command()
 def up(
     file: ManifestOption,
-    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
+    runs_dir: RunsDir = DEFAULT_RUNS_DIR,
     no_tty: NoTtyOption = False,
     fresh: FreshOption = False,
     secret: SecretOption = None,
@@ -154,7 +150,7 @@ def up(
 @app.command()
 def generate(
     file: ManifestOption,
-    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
+    runs_dir: RunsDir = DEFAULT_RUNS_DIR,
     no_tty: NoTtyOption = False,
     fresh: FreshOption = False,
     secret: SecretOption = None,
@@ -174,7 +170,7 @@ def generate(
 
 
 @app.command()
-def down(run: RunArgument = None, runs_dir: RunsDirOption = DEFAULT_RUNS_DIR) -> None:
+def down(run: RunHere = None, runs_dir: RunsDir = DEFAULT_RUNS_DIR) -> None:
     """Stop a run that `up` started, and wait until all its processes have ended.
 
     Example: shoal down arithmetic
@@ -197,8 +193,8 @@ def down(run: RunArgument = None, runs_dir: RunsDirOption = DEFAULT_RUNS_DIR) ->
 
 @app.command()
 def logs(
-    run: RunArgument = None,
-    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
+    run: RunHere = None,
+    runs_dir: RunsDir = DEFAULT_RUNS_DIR,
     part: Annotated[
         str | None, typer.Option("--part", metavar="PART", help="Only this pod, container or pod/container.")
     ] = None,
@@ -296,7 +292,7 @@ def plan(
         str | None,
         typer.Option("--run", metavar="RUN", help="Take lengths, signal and training time from this run's steps."),
     ] = None,
-    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
+    runs_dir: RunsDir = DEFAULT_RUNS_DIR,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Say what a manifest needs, before anything runs: time of a step by part, bottleneck, disks, memory, links, GPU hours.
@@ -326,15 +322,12 @@ def plan(
 
 @app.command()
 def report(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", help="Run, its folder, a copy of its store, or s3://BUCKET/PREFIX/RUN."),
-    ] = None,
+    run: AnyRun = None,
     other: Annotated[
         str | None,
         typer.Argument(metavar="[OTHER]", help="A second run to lay over the first, given in the same ways."),
     ] = None,
-    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
+    runs_dir: RunsDir = DEFAULT_RUNS_DIR,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -348,12 +341,10 @@ def report(
     namespace: Annotated[
         str | None, typer.Option("--namespace", metavar="NAME", help="Namespace of the run, if Prometheus has several.")
     ] = None,
-    run_key: Annotated[str | None, typer.Option("--run-key", metavar="HEX", help="The run's public key.")] = None,
-    join: Annotated[Path | None, typer.Option("--join", metavar="FILE", help="node.json of the run.")] = None,
-    endpoint: Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="URL of the S3 store.")] = None,
-    credentials: Annotated[
-        Path | None, typer.Option("--credentials", metavar="DIR", help="Folder with accessKey and secretKey.")
-    ] = None,
+    run_key: RunKey = None,
+    join: Join = None,
+    endpoint: Endpoint = None,
+    credentials: Credentials = None,
 ) -> None:
     """Write report.html and report.json of a run, and say where its model is and how to load it. Of two runs: comparison.html and comparison.json.
 
@@ -388,10 +379,7 @@ def report(
 
 @app.command()
 def push(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", help="Run, its folder, a copy of its store, or s3://BUCKET/PREFIX/RUN."),
-    ] = None,
+    run: AnyRun = None,
     to: Annotated[str, typer.Option("--to", metavar="OWNER/NAME", help="Repository; made if it is not there.")] = "",
     token_file: Annotated[
         Path | None, typer.Option("--token-file", metavar="FILE", help="With the hub's token; else HF_TOKEN.")
@@ -403,16 +391,14 @@ def push(
         bool, typer.Option("--private", help="Make a new repository private; refuse one that is public.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the card and send nothing.")] = False,
-    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
+    runs_dir: RunsDir = DEFAULT_RUNS_DIR,
     folder: Annotated[
         Path | None, typer.Option("--folder", metavar="DIR", help="For a run elsewhere: of the model; else RUN-model.")
     ] = None,
-    run_key: Annotated[str | None, typer.Option("--run-key", metavar="HEX", help="The run's public key.")] = None,
-    join: Annotated[Path | None, typer.Option("--join", metavar="FILE", help="node.json of the run.")] = None,
-    endpoint: Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="Of the S3 store.")] = None,
-    credentials: Annotated[
-        Path | None, typer.Option("--credentials", metavar="DIR", help="Folder with accessKey and secretKey.")
-    ] = None,
+    run_key: RunKey = None,
+    join: Join = None,
+    endpoint: Endpoint = None,
+    credentials: Credentials = None,
 ) -> None:
     """Put a run's trained model, its tokenizer and a generated card on a model hub; a push that broke goes on. HF_ENDPOINT names another hub.
 
@@ -442,11 +428,8 @@ def push(
 
 @app.command()
 def ui(
-    source: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", help="Run, its folder, a copy of its store, or s3://BUCKET/PREFIX/RUN."),
-    ] = None,
-    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
+    source: AnyRun = None,
+    runs_dir: RunsDir = DEFAULT_RUNS_DIR,
     host: Annotated[
         str, typer.Option("--host", metavar="ADDRESS", help="Address to bind; beyond loopback the page needs a token.")
     ] = "127.0.0.1",
@@ -465,14 +448,10 @@ def ui(
         str | None,
         typer.Option("--orchestrator", metavar="URL", help="Orchestrator of a run elsewhere, for its live state."),
     ] = None,
-    run_key: Annotated[
-        str | None, typer.Option("--run-key", metavar="HEX", help="The run's public key, to check its ledger.")
-    ] = None,
-    join: Annotated[Path | None, typer.Option("--join", metavar="FILE", help="node.json of the run.")] = None,
-    endpoint: Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="URL of the S3 store.")] = None,
-    credentials: Annotated[
-        Path | None, typer.Option("--credentials", metavar="DIR", help="Folder with accessKey and secretKey.")
-    ] = None,
+    run_key: RunKey = None,
+    join: Join = None,
+    endpoint: Endpoint = None,
+    credentials: Credentials = None,
 ) -> None:
     """Show a run, running or finished, on a page in the browser: parts, timeline, curves, nodes, rollouts, ledger. The page only reads.
 
@@ -489,22 +468,17 @@ def ui(
 
 @app.command()
 def trace(
-    source: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", help="Run, its folder, a copy of its store, or s3://BUCKET/PREFIX/RUN."),
-    ] = None,
+    source: AnyRun = None,
     otlp: Annotated[
         str | None,
         typer.Option("--otlp", metavar="URL", envvar="OTEL_EXPORTER_OTLP_ENDPOINT", help="OTLP receiver (HTTP)."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Keep sending until the run ends or Ctrl-C.")] = False,
-    runs_dir: RunsDirOption = DEFAULT_RUNS_DIR,
-    run_key: Annotated[str | None, typer.Option("--run-key", metavar="HEX", help="The run's public key.")] = None,
-    join: Annotated[Path | None, typer.Option("--join", metavar="FILE", help="node.json of the run.")] = None,
-    endpoint: Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="URL of the S3 store.")] = None,
-    credentials: Annotated[
-        Path | None, typer.Option("--credentials", metavar="DIR", help="Folder with accessKey and secretKey.")
-    ] = None,
+    runs_dir: RunsDir = DEFAULT_RUNS_DIR,
+    run_key: RunKey = None,
+    join: Join = None,
+    endpoint: Endpoint = None,
+    credentials: Credentials = None,
 ) -> None:
     """Send a trace of each submission, from its lease to its training step, to an OpenTelemetry collector.
 
@@ -607,7 +581,7 @@ def main() -> int:
 
 def _say(code: int, *lines: str) -> int:
     for line in lines:
-        sys.stderr.write(line + "\n")
+        print_note(line)
     return code
 
 

@@ -20,7 +20,7 @@ from shoal.planner.model_shape import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shoal.contracts.recipe import ModelSource
+    from shoal.contracts.model_source import ModelSource
 
 GENERATED_PARAMETERS = 700_000
 """Of the tiny model that is made on the spot."""

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.printing import print_line
+from shoal.cli.options import AsJson, Credentials, Endpoint
+from shoal.cli.printing import print_line, print_note
 from shoal.errors import InputWrong, RunFailed
 
 app = typer.Typer(
@@ -130,7 +131,7 @@ def join(
         url.rstrip("/"), folder, pool, key, run_key, config, ca_file, invite_code, bind, upload_limit, download_limit,
         hours, gpus, page,
     )  # fmt: skip
-    raise typer.Exit(run_join(wishes, _say))
+    raise typer.Exit(run_join(wishes, print_line))
 
 
 Run = Annotated[
@@ -145,7 +146,7 @@ WaitSeconds = Annotated[
 def status(
     run: Run = None,
     folder: Folder = DEFAULT_FOLDER,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show this machine's node: its state, its work, what it waits for, and its accepted and rejected files.
 
@@ -153,7 +154,7 @@ def status(
     """
     from shoal.cli.node_status import print_status
 
-    print_status(folder, run, _say, as_json=as_json)
+    print_status(folder, run, print_line, as_json=as_json)
 
 
 @app.command()
@@ -164,7 +165,7 @@ def pause(run: Run = None, folder: Folder = DEFAULT_FOLDER) -> None:
     """
     from shoal.cli import node_owner
 
-    node_owner.pause(folder, run, _say)
+    node_owner.pause(folder, run, print_line)
 
 
 @app.command()
@@ -175,7 +176,7 @@ def resume(run: Run = None, folder: Folder = DEFAULT_FOLDER) -> None:
     """
     from shoal.cli import node_owner
 
-    node_owner.resume(folder, run, _say)
+    node_owner.resume(folder, run, print_line)
 
 
 @app.command()
@@ -186,7 +187,7 @@ def drain(run: Run = None, folder: Folder = DEFAULT_FOLDER, wait: WaitSeconds = 
     """
     from shoal.cli import node_owner
 
-    node_owner.drain(folder, run, _say, wait)
+    node_owner.drain(folder, run, print_line, wait)
 
 
 @app.command()
@@ -205,7 +206,7 @@ def leave(
     """
     from shoal.cli import node_owner
 
-    node_owner.leave(folder, run, _say, wait, delete_key=delete_key)
+    node_owner.leave(folder, run, print_line, wait, delete_key=delete_key)
 
 
 @app.command()
@@ -223,18 +224,9 @@ def earned(
     key: Annotated[
         Path | None, typer.Option("--key", metavar="FILE", help="This node's private key, if `join` was given one.")
     ] = None,
-    endpoint: Annotated[
-        str | None, typer.Option("--endpoint", metavar="URL", help="URL of the S3 store; default: AWS_ENDPOINT_URL.")
-    ] = None,
-    credentials: Annotated[
-        Path | None,
-        typer.Option(
-            "--credentials",
-            metavar="DIR",
-            help="Folder with accessKey and secretKey; default: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    endpoint: Endpoint = None,
+    credentials: Credentials = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show what this machine earned, from the run's ledger, checked against the run key of the first join.
 
@@ -243,7 +235,7 @@ def earned(
     from shoal.cli import node_earned
 
     problems = node_earned.earned(
-        folder, run, source, key, _say, _note, as_json=as_json, endpoint=endpoint, credentials=credentials
+        folder, run, source, key, print_line, print_note, as_json=as_json, endpoint=endpoint, credentials=credentials
     )
     if problems:
         from shoal.text import plain
@@ -267,7 +259,7 @@ def unit(
     from shoal.cli import node_unit
     from shoal.cli.node_lending import lending_of
 
-    command = typer.main.get_command(app).commands["join"]  # type: ignore[attr-defined]
+    command = typer.main.get_command(app).commands["join"]  # type: ignore[attr-defined]  # an app is a group
     with command.make_context("join", list(context.args), parent=context) as parsed:
         given = {
             name: value
@@ -277,18 +269,18 @@ def unit(
     flags = {each.name: each.opts[0] if each.opts[0].startswith("--") else "" for each in command.params}
     lending_of(*(given.get(name) for name in ("upload_limit", "download_limit", "hours", "gpus")))
     me = getpass.getuser()
-    _say(node_unit.unit(given, flags, user or me, node_unit.installation()).rstrip("\n"))
+    print_line(node_unit.unit(given, flags, user or me, node_unit.installation()).rstrip("\n"))
     for place in node_unit.written(given):
         if place.is_dir():
             continue
         if user not in (None, me):
-            _note(f"{user} must make {place} before the unit starts")
+            print_note(f"{user} must make {place} before the unit starts")
             continue
         try:
             place.mkdir(parents=True, mode=0o700)
         except OSError as error:
             raise InputWrong(f"{place}: {error.strerror}; the unit needs this folder before it starts") from None
-        _note(f"made {place}, which the unit needs before it starts")
+        print_note(f"made {place}, which the unit needs before it starts")
 
 
 @app.command()
@@ -332,7 +324,7 @@ def list_nodes(
         str, typer.Option("--state", metavar="STATE", help="Only nodes in this state, such as Healthy.")
     ] = "",
     pool: Annotated[str, typer.Option("--pool", metavar="NAME", help="Only nodes of this pool.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """For the run's admin: list its nodes.
 
@@ -343,10 +335,10 @@ def list_nodes(
 
     views = Admin(orchestrator, token_file, ca_file).nodes(state, pool)
     if as_json:
-        _say(NodeList(nodes=views).model_dump_json(indent=2))
+        print_line(NodeList(nodes=views).model_dump_json(indent=2))
         return
     for line in node_lines(views, time.time()):
-        _say(line)
+        print_line(line)
 
 
 @app.command()
@@ -361,7 +353,7 @@ def logs(
 
     admin = Admin(orchestrator, token_file, ca_file)
     for line in log_lines(admin.logs(admin.find(node))):
-        _say(line)
+        print_line(line)
 
 
 @app.command()
@@ -426,13 +418,4 @@ def _change(
     admin = Admin(orchestrator, token_file, ca_file)
     view = admin.ask("POST", f"nodes/{admin.find(node)}/{what}", NodeView, body)
     for line in node_lines([view] if view is not None else [], time.time()):
-        _say(line)
-
-
-def _say(text: str) -> None:
-    print_line(text)
-
-
-def _note(text: str) -> None:
-    """Beside the answer, on standard error."""
-    typer.echo(text, err=True)
+        print_line(line)

@@ -3,9 +3,7 @@
 Text of nodes (metrics, logs, reasons of refusals) is escaped before it is printed.
 """
 
-import ssl
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,14 +16,13 @@ from shoal.contracts.problems import ProblemDocument
 from shoal.contracts.protocol import NodeLogs
 from shoal.errors import InputWrong, RunFailed
 from shoal.text import plain
-from shoal.transport.authorities import authorities
+from shoal.transport.authorities import authorities, well_known
 
 LOGS_SECONDS = 40.0
 """A node gets the question with its next heartbeat, ten seconds away, and may have missed one."""
 MOST_PAGES = 1000
 
 Reply = TypeVar("Reply", bound=Contract)
-Say = Callable[[str], None]
 
 
 class Admin:
@@ -38,10 +35,10 @@ class Admin:
             raise InputWrong("give the admin's token in a file: --token-file FILE, or SHOAL_ADMIN_TOKEN_FILE")
         try:
             token = token_file.read_text().strip()
-            tls: ssl.SSLContext | bool = (ca_file is not None and authorities(ca_file)) or True
+            tls = authorities(ca_file) if ca_file is not None else well_known()
         except (OSError, ValueError) as error:
             raise InputWrong(str(error)) from None
-        if ca_file is not None and tls is True:
+        if tls is None:
             raise InputWrong(f"--ca-file {ca_file}: no such file")
         self._http = httpx.Client(
             base_url=url.rstrip("/"),

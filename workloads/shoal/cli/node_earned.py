@@ -5,7 +5,6 @@ checked as `shoal ledger show` does: an orchestrator that pays another sum than 
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ from shoal.ledger.audit import AuditReport, NodeTotals
 from shoal.ledger.reading import read_ledger
 from shoal.ledger.text import probation_line, state_of
 from shoal.report.ledger_sources import open_source
-from shoal.text import count, percent, plain
-
-Say = Callable[[str], None]
+from shoal.text import Say, count, percent, plain
 
 
 def earned(

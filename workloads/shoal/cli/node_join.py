@@ -1,7 +1,7 @@
 """`shoal node join`: joins an open pool with this machine, until it is asked to stop or the run is over.
 
 In: discovery's URL, and the owner's options. Asks discovery about the run, checks it against the run's key, and says what this machine
-lacks. Then it writes `config/node.json` as a pool's pod has it, and runs the same agent as that pod (`protocol/agent`), with processes instead of
+lacks. Then it writes `config/node.json` as a pool's pod has it, and runs the same agent as that pod (`agent/`), with processes instead of
 containers.
 """
 
@@ -13,7 +13,7 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -45,7 +45,7 @@ from shoal.planner.findings import gigabytes
 from shoal.planner.model_shape import parameters_in
 from shoal.report.ledger_sources import checked_key
 from shoal.retries import Backoff, retrying
-from shoal.text import plain
+from shoal.text import Say, plain
 from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.authorities import authorities
 from shoal.transport.neighbourhood import Neighbourhood
@@ -60,10 +60,9 @@ ASK_SECONDS = 10.0
 SAY_AGAIN_SECONDS = 30.0
 LOCK_TRIES, LOCK_SECONDS = 5, 0.05
 """Whoever only looks whether a node runs holds its lock for a moment (`node_status.is_running`)."""
+MOST_SOCKET_BYTES = 107
 FOLDERS = ("config", "key", "log", "run", "secrets", "tmp", "weights")
 _EVERYTHING = Lending()
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -118,6 +117,7 @@ def join(wishes: Wishes, say: Say, commands: Mapping[str, Mapping[str, Sequence[
         if wishes.run_key and wishes.run_key != config.run_key:
             raise InputWrong(f"--run-key is not the run key of {wishes.config}: {config.run_key}")
     home = wishes.folder.resolve() / config.run
+    _fits_socket(home)
     with _writable(home):
         for name in FOLDERS:
             (home / name).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -165,7 +165,7 @@ def ask(url: str, tls: ssl.SSLContext | None, say: Say, give_up_seconds: float =
                 f"{url} is not the discovery service of a run that is open to strangers' machines: {plain(str(refused), 300)}"
             ) from None
         except Unavailable as away:
-            if _is_certificate(away, url, tls):
+            if _is_certificate(away):
                 raise InputWrong(
                     f"the certificate of {url} is not trusted: give the PEM of its authority with --ca-file FILE"
                 ) from None
@@ -340,6 +340,15 @@ def _writable(home: Path) -> Iterator[None]:
         ) from None
 
 
+def _fits_socket(home: Path) -> None:
+    """Raises `InputWrong` for a folder whose name is too long for the agent's socket in it: Linux takes 107 bytes (unix(7))."""
+    longest = MOST_SOCKET_BYTES - len("/run/agent.sock")
+    if (length := len(os.fsencode(home))) > longest:
+        raise InputWrong(
+            f"{home} is {length} bytes long; allowed: {longest}, for a socket in it: give a shorter --folder"
+        )
+
+
 def keep_to_oneself(home: Path) -> None:
     """Close the node's folder to other users, who could else ask its agent for things; raises `InputWrong` for somebody else's folder."""
     if home.stat().st_uid != os.geteuid():
@@ -394,7 +403,7 @@ def _stay(
             session = run_agent(config, key, work, Neighbourhood(config.discovery), owner=owner, caps=limits)
         except OSError as error:
             raise InputWrong(
-                f"cannot listen on {bind}: {error.strerror}; if another node runs on this machine, give each its own --bind 127.0.0.N"
+                f"cannot listen on {bind}: {error.strerror or error}; if another node runs on this machine, give each its own --bind 127.0.0.N"
             ) from None
         finally:
             work.end()
@@ -506,7 +515,7 @@ def _same_place(one: str, other: str) -> bool:
     return places[0] == places[1]
 
 
-def _is_certificate(away: Unavailable, url: str, tls: ssl.SSLContext | None) -> bool:
+def _is_certificate(away: Unavailable) -> bool:
     """Whether a server cannot be reached because its certificate is not trusted, which no waiting repairs."""
     if "CERTIFICATE_VERIFY_FAILED" in str(away):
         return True

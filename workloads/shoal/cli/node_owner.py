@@ -16,7 +16,7 @@ from shoal.cli.node_status import ask_agent, find_home, is_running
 from shoal.contracts.machine import OwnersRequest
 from shoal.contracts.run import AgentStatus
 from shoal.errors import InputWrong, RunFailed
-from shoal.text import plain
+from shoal.text import Say, plain
 from shoal.transport.whole_file import replace_file
 from shoal_operator.local.processes import ProcessTable
 
@@ -27,8 +27,6 @@ LEFT_OVER_SECONDS = 5.0
 """For processes of a node that was killed: their agent is away, so that they can hand in nothing."""
 KEPT = ("key", "config/node.json", "config/ca.pem", "lock")
 """What `leave` does not remove unless asked: who this node is, and the key of the run, so that `shoal node earned` can be asked later."""
-
-Say = Callable[[str], None]
 
 
 def pause(folder: Path, run: str | None, say: Say, wait_seconds: float = PAUSE_SECONDS) -> None:

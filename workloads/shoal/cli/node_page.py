@@ -72,8 +72,7 @@ def make_app(
             answer = Response("this page is for the user whose node it is\n", 403, media_type="text/plain")
         else:
             answer = await go_on(request)
-        for name, value in HEADERS.items():
-            answer.headers[name] = value
+        answer.headers.update(HEADERS)
         return answer
 
     @app.get("/")

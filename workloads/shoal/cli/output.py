@@ -13,8 +13,6 @@ from shoal.report.snapshot import Snapshot
 from shoal.report.view import SnapshotHistory, view_model
 from shoal.text import plain
 
-REDRAWS_PER_SECOND = 4
-
 
 class Output(Protocol):
     """The interface of both outputs for `up`."""

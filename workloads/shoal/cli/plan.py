@@ -15,7 +15,16 @@ from shoal.cli.model_size import shape_of_source
 from shoal.errors import InputWrong
 from shoal.planner.facts import Surroundings
 from shoal.planner.plan import as_json, plan
-from shoal.planner.rates import DELTA_RATIO_LARGE_RATE, DELTA_RATIO_SMALL_RATE, GPUS, SMALL_RATE, USUAL_GPU, gpu_named
+from shoal.planner.rates import (
+    DELTA_RATIO_LARGE_RATE,
+    DELTA_RATIO_SMALL_RATE,
+    GPUS,
+    POOL_BYTES,
+    POOL_SECONDS,
+    SMALL_RATE,
+    USUAL_GPU,
+    gpu_named,
+)
 from shoal.text import count, duration, percent, size
 
 if TYPE_CHECKING:
@@ -33,6 +42,8 @@ MEAN_SHARE = 0.29
 PROMPT_TOKENS = 256.0
 """Of a prompt, or what the sequence leaves for it."""
 MEASURED_STEPS = 10
+EVERY_PROBLEMS = 100_000
+"""Of a curriculum whose manifest does not say how many problems it has."""
 TRAINING_PHASES = ("behaviour_logprobs", "old_logprobs", "reference_logprobs", "update")
 
 
@@ -114,7 +125,8 @@ def surroundings(
         price=asked.price,
         train_seconds=measured.train_seconds if measured else None,
     )
-    return facts, around, tuple(_assumed(facts, around, mean_from, guessed, measured))
+    assumed = (*_assumed(facts, around, mean_from, guessed, measured), *_pools(run))
+    return facts, around, assumed
 
 
 def _mean_tokens(run: TrainingRun, asked: PlanRequest, measured: Measured | None) -> tuple[float, str]:
@@ -169,23 +181,34 @@ def _assumed(
     yield f"a delta is {around.delta_ratio:g} times smaller than a version"
 
 
+def _pools(run: TrainingRun) -> Iterator[str]:
+    """What a curriculum costs, and what no plan knows of it."""
+    if run.spec.tasks.curriculum is None:
+        return
+    given = run.spec.tasks.count
+    problems = given or EVERY_PROBLEMS
+    yield (
+        f"curriculum: orchestrator and validators make pools of {'' if given else 'every '}{problems:,} problems,"
+        f" {POOL_SECONDS * problems:.2g} s a step and {size(POOL_BYTES * problems)} each;"
+        " how many groups carry signal changes with the pools, so measure it with --run"
+    )
+
+
 def measured_rates(store: Store) -> Measured:
     """Medians of the newest steps that a run trained. Raises InputWrong where there is none."""
     from shoal.contracts import keys
     from shoal.contracts.steps import StepBatch
     from shoal.report.facts import read_steps
-    from shoal.storage import NotFound
+    from shoal.storage import find
 
     steps = [each for each in read_steps(store) if each.trained and not each.supervised][-MEASURED_STEPS:]
     if not steps:
         raise InputWrong("--run: the run has trained no step yet; wait for one, or leave out --run")
     shares = []
     for each in steps:
-        try:
-            batch = StepBatch.from_json(store.get(keys.step_batch(each.step)))
-        except NotFound:
-            continue
-        shares.append(batch.groups / (batch.groups + batch.groups_dropped))
+        batch = find(store, keys.step_batch(each.step), StepBatch.from_json)
+        if batch is not None:
+            shares.append(batch.groups / (batch.groups + batch.groups_dropped))
     return Measured(
         steps=len(steps),
         step_seconds=_median_period(steps),

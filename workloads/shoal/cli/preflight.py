@@ -17,16 +17,25 @@ from shoal.environments.verifiers_names import ENVIRONMENT as VERIFIERS
 from shoal.environments.verifiers_names import BadPackageName, parse_package
 
 if TYPE_CHECKING:
-    from shoal.contracts.recipe import TaskOrigin
+    from shoal.contracts.task_source import TaskOrigin
     from shoal_operator.api.training_run import TrainingRunSpec
+
+
+PACKAGES = "spec.tasks.packages"
 
 
 def lacking(spec: TrainingRunSpec) -> list[str]:
     """A line for everything that this machine lacks."""
+    brought = bool(spec.tasks.packages)
     lines = [
         f"{field}: {problem}"
         for field, name in _environments(spec)
-        if (problem := _problem_of_environment(name)) is not None
+        if (problem := _problem_of_environment(name, brought)) is not None
+    ]
+    lines += [
+        f"{PACKAGES}[{number}].path: there is no file {each.path} on this machine; give the file of a wheel"
+        for number, each in enumerate(spec.tasks.packages)
+        if each.path is not None and Path(each.path).is_absolute() and not Path(each.path).is_file()
     ]
     for field, path in _models(spec):
         if path.is_absolute() and not (path / "config.json").is_file():
@@ -40,9 +49,12 @@ def lacking(spec: TrainingRunSpec) -> list[str]:
     return lines
 
 
-def _problem_of_environment(name: str) -> str | None:
+def _problem_of_environment(name: str, brought: bool) -> str | None:
+    """`brought`: the run brings packages, which prepare looks into; a name that is not installed is then theirs."""
     package, _, part = name.partition(":")
     if package not in installed():
+        if brought:
+            return None
         return f"environment {name!r} is not installed here; installed: {', '.join(sorted(installed()))}"
     if package == "reasoning-gym":
         try:

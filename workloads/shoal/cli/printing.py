@@ -1,4 +1,4 @@
-"""One line of a verb's answer on standard output."""
+"""One line of a verb: of its answer on standard output, or beside it on standard error."""
 
 import os
 import sys
@@ -16,3 +16,8 @@ def print_line(text: str) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit would fail again
         raise typer.Exit(EXIT_DONE) from None
+
+
+def print_note(text: str) -> None:
+    """Write a line to standard error, where it does not mix with the answer."""
+    sys.stderr.write(text + "\n")

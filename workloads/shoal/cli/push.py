@@ -7,7 +7,6 @@ A 65 GB model is read twice, for its digests and for the upload.
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,15 +19,13 @@ from shoal.report.export import export_model
 from shoal.report.model_card import UNKNOWN_LICENCE, model_card, read_facts
 from shoal.storage import NotFound, StoreUnavailable
 from shoal.storage.checkpoint_files import WrongWeights
-from shoal.text import count, plain, secret_values, size, without_secrets
+from shoal.text import Say, count, plain, secret_values, size, without_secrets
 
 CARD = "README.md"
 WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 """What an earlier push may have left of another number of files: taken out of the repository by the same commit."""
 TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - its name
 PROGRESS_VARIABLE = "HF_HUB_DISABLE_PROGRESS_BARS"
-
-Say = Callable[[str], None]
 
 
 def push(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from shoal.cli.ledger import DEFAULT_RUNS_DIR, AsJson, Credentials, Endpoint, Join, RunKey, RunsDir
+from shoal.cli.options import DEFAULT_RUNS_DIR, AnyRun, AsJson, Credentials, Endpoint, Join, RunKey, RunsDir
 from shoal.cli.printing import print_line
 from shoal.contracts.serving import TAG, Promotion, TagName
 from shoal.errors import InputWrong
@@ -33,10 +33,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Run = Annotated[
-    str | None,
-    typer.Argument(metavar="[RUN]", help="Run, its folder, a copy of its store, or s3://BUCKET/PREFIX/RUN."),
-]
 Tag = Annotated[str, typer.Option("--tag", metavar="NAME", help="The tag that is meant; a run may have several.")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it stays in the tag's history.")]
 By = Annotated[
@@ -46,7 +42,7 @@ By = Annotated[
 
 @app.command()
 def promote(
-    run: Run = None,
+    run: AnyRun = None,
     version: Annotated[
         int | None, typer.Option("--version", min=0, max=999_999, metavar="N", help="The version, chosen by hand.")
     ] = None,
@@ -100,7 +96,7 @@ def promote(
 
 @app.command()
 def rollback(
-    run: Run = None,
+    run: AnyRun = None,
     to: Annotated[
         int | None,
         typer.Option("--to", min=0, metavar="N", help="A version that the tag named before; default: the last one."),
@@ -127,7 +123,7 @@ def rollback(
 
 @app.command()
 def show(
-    run: Run = None,
+    run: AnyRun = None,
     tag: Annotated[str | None, typer.Option("--tag", metavar="NAME", help="Only this tag; default: all.")] = None,
     as_json: AsJson = False,
     runs_dir: RunsDir = DEFAULT_RUNS_DIR,
@@ -162,7 +158,7 @@ def show(
 
 @app.command()
 def fetch(
-    run: Run = None,
+    run: AnyRun = None,
     folder: Annotated[
         Path | None, typer.Option("--folder", metavar="DIR", help="Where versions go; DIR/current leads to the model.")
     ] = None,
@@ -206,7 +202,7 @@ def fetch(
 
 @app.command()
 def image(
-    run: Run = None,
+    run: AnyRun = None,
     layout: Annotated[
         Path | None, typer.Option("--layout", metavar="DIR", help="Write an OCI image layout into this folder.")
     ] = None,

@@ -11,7 +11,7 @@ from shoal import telemetry
 from shoal.contracts import keys
 from shoal.contracts.run import Prepared, home, load_run_config, mounted_roster
 from shoal.crypto.keys import PrivateKey
-from shoal.storage import NotFound, Store, open_store
+from shoal.storage import find, open_store
 from shoal.transport import SignedClient
 
 PORT = 9100
@@ -41,7 +41,7 @@ def main() -> None:
     try:
         prepared = telemetry.wait_for(
             "prepared.json in the store",
-            lambda: _prepared(store),
+            lambda: find(store, keys.PREPARED, Prepared.from_json),
             deadline_seconds=PREPARE_DEADLINE_SECONDS,
             interval_seconds=1.0,
             liveness=liveness,
@@ -69,13 +69,6 @@ def main() -> None:
     except telemetry.Stopped as stopped:
         log.info("stopped", reason=str(stopped))
         sys.exit(EXIT_TERMINATED)
-
-
-def _prepared(store: Store) -> Prepared | None:
-    try:
-        return Prepared.from_json(store.get(keys.PREPARED))
-    except NotFound:
-        return None
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@ In: `models/base/` in the store. Out: `outbox/v000000/`, by one rename. Files th
 not fetched again. Called by `collector`.
 """
 
-import os
 from pathlib import Path
 
 from shoal import telemetry
 from shoal.contracts import keys
 from shoal.storage import Store
+from shoal.storage.checkpoint_files import flush
 
 
 def hand_over(store: Store, outbox: Path, liveness: telemetry.Liveness) -> None:
@@ -23,17 +23,8 @@ def hand_over(store: Store, outbox: Path, liveness: telemetry.Liveness) -> None:
         path = partial / info.key.removeprefix(keys.BASE_MODEL)
         if not (path.is_file() and path.stat().st_size == info.size):
             store.get_to_file(info.key, path)
-        _flush(path)
+        flush(path)
         liveness.progress()
     partial.rename(target)
-    _flush(outbox)
+    flush(outbox)
     telemetry.get_logger().info("handed over the base model as version 0")
-
-
-def _flush(path: Path) -> None:
-    """To the disk, so that a name that is seen after a crash has its bytes."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

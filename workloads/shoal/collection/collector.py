@@ -28,7 +28,7 @@ from shoal.contracts.signed import Signer
 from shoal.contracts.steps import StepBatch
 from shoal.environments.tokens import Tokenizer, completion_text
 from shoal.sampling.draw import own_tasks, slice_count
-from shoal.storage import NotFound, Store
+from shoal.storage import Store, find
 from shoal.storage.versions import read_sealed_manifest
 from shoal.transport import Refused, SignedClient, Unavailable
 
@@ -92,12 +92,10 @@ class Collector:
 
     def _batch(self, step: int) -> StepBatch | None:
         try:
-            batch = StepBatch.from_json(self._store.get(keys.step_batch(step)))
-        except NotFound:
-            return None
+            batch = find(self._store, keys.step_batch(step), StepBatch.from_json)
         except ValidationError as error:
             raise BadSlice(f"{keys.step_batch(step)}: {error}") from error
-        if (batch.run, batch.step) != (self._config.run, step):
+        if batch is not None and (batch.run, batch.step) != (self._config.run, step):
             raise BadSlice(f"{keys.step_batch(step)} is of run {batch.run!r} step {batch.step}")
         return batch
 

@@ -19,7 +19,7 @@ from shoal.contracts.datasets import GenerateSettings
 from shoal.contracts.filtering import ProblemCount
 from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.sft_data import Trace, read_traces, write_problem_counts, write_traces
-from shoal.storage import NotFound, Store
+from shoal.storage import Store, find
 
 CHECKPOINT_PROBLEMS = 20_000
 """Counts in memory at once; where little is kept, files are written by these and not by rows."""
@@ -66,9 +66,8 @@ class DatasetWriter:
             filters=self._config.generate,
             correct_histogram=[0] * (self._config.recipe.group_size + 1),
         )
-        try:
-            found = DatasetState.from_json(self._store.get(self._key("progress.json")))
-        except NotFound:
+        found = find(self._store, self._key("progress.json"), DatasetState.from_json)
+        if found is None:
             return fresh
         same = (found.run, found.tasks_digest, found.filters, len(found.correct_histogram))
         if same != (fresh.run, fresh.tasks_digest, fresh.filters, len(fresh.correct_histogram)):
@@ -83,10 +82,7 @@ class DatasetWriter:
     @property
     def card_digest(self) -> str | None:
         """SHA-256 of the card, or None while the data set is not sealed."""
-        try:
-            return hashlib.sha256(self._store.get(keys.dataset_card(self._name))).hexdigest()
-        except NotFound:
-            return None
+        return find(self._store, keys.dataset_card(self._name), lambda card: hashlib.sha256(card).hexdigest())
 
     def written(self) -> Iterator[Trace]:
         """Every row of the parts that are written, for whoever must know what is there. Raises OtherDataset for a part that was changed."""
@@ -150,6 +146,7 @@ class DatasetWriter:
             weights_digest=weights_digest,
             environment=prepared.environment,
             environment_digest=prepared.environment_digest,
+            rewards_claimed=prepared.rewards_claimed,
             tasks_digest=prepared.tasks_digest,
             tasks_digest_found=prepared.tasks_digest_found,
             task_count=prepared.task_count,
@@ -177,6 +174,12 @@ class DatasetWriter:
         )
 
 
+def _found_right(card: DatasetCard) -> str:
+    if not card.rewards_claimed:
+        return "an independent validator found right"
+    return "were found right: by an independent validator where scores can be made again, else by the run's own worker alone"
+
+
 def page(card: DatasetCard) -> str:
     """The data set's page, `README.md`: metadata as hubs read it, then what people ask."""
     head = {
@@ -201,7 +204,7 @@ def page(card: DatasetCard) -> str:
     left_out = "".join(f"| {reason} | {number} |\n" for reason, number in card.left_out.items())
     return (
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {card.name}\n\n"
-        "Completions of a language model that an independent validator found right, each checked to come from the model named here.\n\n"
+        f"Completions of a language model that {_found_right(card)}, each checked to come from the model named here.\n\n"
         "| | |\n|---|---|\n" + "".join(f"| {name} | {value} |\n" for name, value in rows) + "\n"
         "Columns: `problem_id`, `task_type`, `prompt`, `completion` (without its end-of-sequence token), `reward`, `tokens`.\n\n"
         f"Filters: `{json.dumps(card.filters.model_dump(mode='json', by_alias=True, exclude_none=True))}`. A completion that was left out:\n\n"

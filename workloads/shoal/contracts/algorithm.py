@@ -187,8 +187,8 @@ class VinePpo(VineSettings):
         return VineSettings(segments=self.segments, continuations=self.continuations)
 
 
-class Algorithm(OneOf):
-    """How advantages are computed and which loss is minimised: exactly one of the fields."""
+class SourceAlgorithm(OneOf):
+    """How rows of one source of a mixture are learnt from: exactly one of the fields."""
 
     two_sided_grpo: TwoSidedGrpo | None = Field(
         None, description="GRPO with two-sided clipping, as INTELLECT-2 (paper section 3.4)."
@@ -219,6 +219,32 @@ class Algorithm(OneOf):
         exclude_if=unset,
         description="DPPO (arXiv:2602.04879): tokens are masked by divergence, not clipped by ratio.",
     )
+
+    @property
+    def objective(self) -> str:
+        """Name of the policy's loss; one of `training.objectives.OBJECTIVES`."""
+        return self._policy_loss[0]
+
+    @property
+    def loss(self) -> Clip | Dppo:
+        """The numbers of the policy's loss."""
+        value = self._policy_loss[1]
+        assert isinstance(value, Clip | Dppo)
+        return value
+
+    @property
+    def normalizes_advantages(self) -> bool:
+        """Whether advantages are divided by a standard deviation: that of their group, or with VinePPO that of the step."""
+        return bool(getattr(self.given[1], "normalize_advantages", False))
+
+    @property
+    def _policy_loss(self) -> tuple[str, SpecModel]:
+        return self.given
+
+
+class Algorithm(SourceAlgorithm):
+    """How advantages are computed and which loss is minimised: exactly one of the fields."""
+
     custom: CustomObjective | None = Field(
         None, exclude_if=unset, description="An objective of the run's own by import path, pinned by its file's digest."
     )
@@ -230,26 +256,9 @@ class Algorithm(OneOf):
     )
 
     @property
-    def objective(self) -> str:
-        """Name of the policy's loss; one of `training.objectives.OBJECTIVES`."""
-        return self._own_loss.given[0] if self._own_loss is not None else self.given[0]
-
-    @property
-    def loss(self) -> Clip | Dppo:
-        """The numbers of the policy's loss."""
-        value = self._own_loss.given[1] if self._own_loss is not None else self.given[1]
-        assert isinstance(value, Clip | Dppo)
-        return value
-
-    @property
-    def normalizes_advantages(self) -> bool:
-        """Whether advantages are divided by a standard deviation: that of their group, or with VinePPO that of the step."""
-        return bool(getattr(self.given[1], "normalize_advantages", False))
-
-    @property
-    def _own_loss(self) -> PolicyLoss | None:
+    def _policy_loss(self) -> tuple[str, SpecModel]:
         member = self.given[1]
-        return member.loss if isinstance(member, Prime | VinePpo) else None
+        return member.loss.given if isinstance(member, Prime | VinePpo) else self.given
 
 
 GROUP_SIZE = 16

@@ -4,11 +4,12 @@
 text: at most `SAMPLE_CHARACTERS` each, and the validator has made control characters harmless.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from shoal.contracts.base import Contract
+from shoal.contracts.base import Contract, ShortText, unset
 
 SAMPLE_CHARACTERS = 600
 MOST_SAMPLES = 3
@@ -29,6 +30,29 @@ class AnswerSample(Contract):
     task_reward: float | None = Field(default=None, ge=0.0, le=1.0, description="None: it could not be scored")
 
 
+class TurnFaults(Contract):
+    """Rows that are not scored because their environment's rewards of turns are not those of their episodes. Nobody's machine is at fault."""
+
+    environment: ShortText
+    rows: int = Field(ge=1)
+    first: Annotated[str, StringConstraints(max_length=200)] = Field(description="what is wrong in the first of them")
+
+    @property
+    def text(self) -> str:
+        """In words, with what to do."""
+        rows = "1 row is" if self.rows == 1 else f"{self.rows} rows are"
+        return (
+            f"{rows} not scored because environment {self.environment} gives wrong rewards of turns (`turn_rewards`; {self.first}):"
+            " check it with `shoal env check`"
+        )
+
+
+def together(faults: Iterable[TurnFaults | None]) -> TurnFaults | None:
+    """Of several files; None where there are none."""
+    found = [each for each in faults if each is not None]
+    return found[0].model_copy(update={"rows": sum(each.rows for each in found)}) if found else None
+
+
 class FileAnswers(Contract):
     """Counts over the completions of an accepted file, by its validator. Continuations are left out."""
 
@@ -44,6 +68,9 @@ class FileAnswers(Contract):
     groups_wrong: int = Field(ge=0, description="whose scored answers are all wrong")
     samples: list[AnswerSample] = Field(
         default_factory=list, max_length=MOST_SAMPLES, description="of a file whose groups are all alike"
+    )
+    turn_faults: TurnFaults | None = Field(
+        default=None, exclude_if=unset, description="of a run with credit by turns; None: none"
     )
 
 

@@ -5,9 +5,9 @@ Both refuse unknown keys, because a misspelt key that is silently dropped is a w
 only place that says what a node id, a digest or a run name looks like.
 """
 
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
 NodeId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -22,9 +22,12 @@ SignatureHex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
 RunName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
 """Name of a run: an RFC 1123 label of at most 40 characters, so that the names of its children stay within 63."""
 
+ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+
 LeaseId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 """A lease: 16 random bytes in hex, chosen by the orchestrator."""
 
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 LARGEST_INTEGER = (1 << 53) - 1
 """Of a number that every reader of JSON has exactly (RFC 7493, section 2.2); beyond it a document has no canonical form (RFC 8785) and no digest."""
@@ -39,6 +42,9 @@ class Contract(BaseModel):
     """A document between processes: unknown keys are refused, instances do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    tells: ClassVar[bool] = False
+    """As an answer it only tells: what a later release adds to it can be left out. Of work, or of terms, nothing can be."""
 
     def to_json(self) -> bytes:
         """UTF-8 JSON of this document, for a file or a request body."""

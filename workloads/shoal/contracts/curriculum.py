@@ -12,8 +12,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-from shoal.contracts.recipe import Curriculum
 from shoal.contracts.steps import StepBatch
+from shoal.contracts.task_source import Curriculum
 from shoal.sampling.curriculum import PoolRule, Pools, Solved, SolveRates
 
 KEPT_POOLS = 8

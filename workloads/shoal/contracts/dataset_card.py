@@ -29,6 +29,11 @@ class DatasetCard(Contract):
     weights_digest: Sha256Hex = Field(description="of version 0, which sampled every row")
     environment: str
     environment_digest: Sha256Hex
+    rewards_claimed: bool = Field(
+        default=False,
+        exclude_if=lambda value: not value,
+        description="some rewards are those that the run's own workers claimed: their environment's scores cannot be made again",
+    )
     tasks_digest: Sha256Hex
     tasks_digest_found: Sha256Hex | None = Field(
         default=None, exclude_if=unset, description="with the tasks whose prompts could not be made; None: all could"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from shoal.contracts.base import SpecModel, unset
+from shoal.contracts.base import Probability, SpecModel, unset
 
 Mode = Literal["Train", "Generate", "SFT"]
 """The purpose of a run: reinforcement learning, writing a data set of verified traces, or a supervised warm start."""
@@ -133,7 +133,7 @@ class DatasetSource(SpecModel):
         le=2_147_483_647,
         description="Order the tasks at random by this seed, before count is taken; absent: the order of the files.",
     )
-    max_refused_share: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+    max_refused_share: Probability = Field(
         REFUSED_SHARE,
         exclude_if=lambda share: share == REFUSED_SHARE,
         description="Prepare fails when a greater share of the tasks cannot be asked, or has a gold answer that cannot be judged.",

@@ -7,10 +7,11 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints
 
-from shoal.contracts.base import Contract, Sha256Hex, SpecModel, unset
+from shoal.contracts.base import Contract, Sha256Hex, ShortText, SpecModel, unset
+from shoal.contracts.completions import LengthReward, Sampling
 from shoal.contracts.datasets import DatasetSource
 from shoal.contracts.prompts import PromptSettings, PromptTerms
-from shoal.contracts.recipe import LengthReward, Sampling, SourceName
+from shoal.contracts.sources import SourceName
 from shoal.contracts.weights import VersionNumber
 from shoal.sampling.draw import slice_count
 
@@ -18,7 +19,6 @@ MOST_SLICES = 2_000
 """Of all benchmarks of a run: with a million versions the largest number is still a signed 32-bit integer, as `step` is in rollout files."""
 
 BenchmarkName = Annotated[str, StringConstraints(max_length=40, pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
-ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 
 
 class BenchmarkTasks(SpecModel):

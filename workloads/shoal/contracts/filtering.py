@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from shoal.contracts.base import Contract, RunName, Sha256Hex, unset
-from shoal.contracts.recipe import OfflineFilter
+from shoal.contracts.task_source import OfflineFilter
 
 TOO_HARD, TOO_EASY, KEPT = "too hard", "too easy", "kept"
 UNSCORED, UNSAMPLED = "could not be scored", "was not sampled"

@@ -187,6 +187,13 @@ def ledger_entry(number: int) -> str:
     return f"{LEDGER}{number:020d}.json"
 
 
+def parse_ledger_entry(key: str) -> int | None:
+    """The number in the key of an entry of the ledger, or None when it is no such key."""
+    digits = key.removeprefix(LEDGER).removesuffix(".json")
+    number = int(digits) if digits.isascii() and digits.isdigit() else -1
+    return number if number >= 0 and key == ledger_entry(number) else None
+
+
 def ledger_checkpoint(size: int) -> str:
     """The signed checkpoint over the first `size` entries of the ledger."""
     return f"{CHECKPOINTS}{size:020d}.json"
@@ -204,6 +211,11 @@ def task_table(digest: str) -> str:
 def judged_tasks(digest: str) -> str:
     """Which of some tasks can be judged; `digest` is of the tasks and the environment."""
     return f"tasks/judged/{digest}.json"
+
+
+def package(sha256: str) -> str:
+    """The wheel with this digest, of an environment or of what one needs."""
+    return f"packages/{sha256}.whl"
 
 
 def sft_shard(name: str) -> str:

@@ -9,7 +9,9 @@ from typing import Annotated
 from pydantic import Field
 
 from shoal.contracts.base import Contract
-from shoal.contracts.recipe import LARGEST_WEIGHT, LengthReward, SourceName
+from shoal.contracts.completions import LengthReward
+from shoal.contracts.sources import SourceName
+from shoal.contracts.task_source import LARGEST_WEIGHT
 from shoal.sampling.mixture import SourceRows
 
 MIXTURE = "mixture"

@@ -17,8 +17,7 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from shoal.contracts.base import Contract, NodeId, RunName, SpecModel, unset
-from shoal.contracts.recipe import ShortText
+from shoal.contracts.base import Contract, NodeId, RunName, ShortText, SpecModel, unset
 from shoal.contracts.signed import BadSignature, Signed, sign
 from shoal.crypto.keys import PrivateKey
 
@@ -47,7 +46,21 @@ SAMPLER_FIELD = "The rule by which seeds draw tokens, which validators draw agai
 class EngineSettings(SpecModel):
     """Arguments of a worker's engine. Type and length are the run's own: another type would fail validation, a shorter length would cut rollouts."""
 
-    tensor_parallel_size: int = Field(1, ge=1, le=64, description="GPUs over which one engine spreads the model.")
+    tensor_parallel_size: int = Field(1, ge=1, le=64, description="GPUs over which one engine spreads each layer.")
+    pipeline_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=64,
+        exclude_if=lambda stages: stages == 1,
+        description="Stages, each of `tensorParallelSize` GPUs and a row of layers. They ask less of a network, and wait for each other.",
+    )
+    hosts: int = Field(
+        1,
+        ge=1,
+        le=16,
+        exclude_if=lambda hosts: hosts == 1,
+        description="Pods of one engine, each with an equal share of its GPUs. When one ends, the others of its engine start again.",
+    )
     gpu_memory_utilization: float = Field(
         0.9, gt=0.0, le=1.0, description="Share of a GPU's memory for weights, activations and the cache."
     )

@@ -5,11 +5,10 @@ filter, by the orchestrator's step counter.
 """
 
 from collections.abc import Sequence
-from typing import Annotated
 
 from pydantic import Field
 
-from shoal.contracts.base import SpecModel
+from shoal.contracts.base import Probability, SpecModel
 
 
 class PrimeSettings(SpecModel):
@@ -30,12 +29,8 @@ class PrimeSettings(SpecModel):
         description="Weight of the outcome's advantage; whitening leaves only the ratio of the two.",
     )
     process_weight: float = Field(1.0, ge=0.0, le=1000.0, description="Weight of the process rewards' returns.")
-    min_accuracy: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.2, description="Drop a group when its mean task reward is smaller."
-    )
-    max_accuracy: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.8, description="Drop a group when its mean task reward is greater."
-    )
+    min_accuracy: Probability = Field(0.2, description="Drop a group when its mean task reward is smaller.")
+    max_accuracy: Probability = Field(0.8, description="Drop a group when its mean task reward is greater.")
 
     def keeps(self, task_rewards: Sequence[float]) -> bool:
         """Whether a group with these task rewards (one or more) is of middling difficulty: PRIME's accuracy filter, instead of the online filter."""

@@ -42,6 +42,7 @@ class ProblemCode(StrEnum):
     STATE_REBUILDING = "state-rebuilding"
     NOT_PREPARED = "not-prepared"
     NO_SUCH_TASK_TABLE = "no-such-task-table"
+    NO_SUCH_PACKAGE = "no-such-package"
     # Nodes
     NOT_ADMITTED = "not-admitted"
     NOT_A_MEMBER = "not-a-member"

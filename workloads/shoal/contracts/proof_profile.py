@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from shoal.contracts.base import Contract, unset
 from shoal.contracts.pools import Quantization
-from shoal.contracts.recipe import DrawnGaps, ProofThresholds
+from shoal.contracts.thresholds import DrawnGaps, ProofThresholds
 
 if TYPE_CHECKING:
     import numpy as np

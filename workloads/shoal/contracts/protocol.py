@@ -25,7 +25,7 @@ NodeState = Literal["Discovered", "Invited", "Healthy", "Unhealthy", "Dead", "Ev
 
 Url = Annotated[str, StringConstraints(pattern=r"^https?://[A-Za-z0-9.\[\]:_-]+(/[A-Za-z0-9._~/-]*)?$", max_length=500)]
 MetricName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,79}$")]
-ShortText = Annotated[str, StringConstraints(max_length=200, pattern=r"^[\x20-\x7e]*$")]
+PrintableText = Annotated[str, StringConstraints(max_length=200, pattern=r"^[\x20-\x7e]*$")]
 """Printable ASCII: nothing that a terminal or a page could take for markup of its own control codes."""
 
 HEARTBEAT_SECONDS = 10.0
@@ -43,7 +43,7 @@ class Hardware(Contract):
     memory_bytes: int = Field(ge=0, le=1 << 50)
     disk_free_bytes: int = Field(ge=0, le=LARGEST_INTEGER)
     gpus: int = Field(default=0, ge=0, le=1024)
-    gpu_type: ShortText = ""
+    gpu_type: PrintableText = ""
     gpu_memory_bytes: int | None = Field(
         default=None, ge=0, le=1 << 50, exclude_if=unset, description="of the smallest GPU; null: not known"
     )
@@ -61,7 +61,7 @@ class Registration(Contract):
     node: NodeId
     run: RunName
     pool: RunName
-    software_version: ShortText
+    software_version: PrintableText
     hardware: Hardware
     proof: Sha256Hex | None = Field(default=None, description="of a pool's own pod (contracts/pools.py)")
     code: Signed[CodeClaim] | None = Field(default=None, description="of a machine with an invite code")
@@ -73,6 +73,7 @@ class Registration(Contract):
 class Registered(Contract):
     """Answer to a registration."""
 
+    tells = True
     node: NodeId
     invited: bool
 
@@ -81,7 +82,7 @@ class KnownNode(Contract):
     """A registration as the orchestrator reads it from discovery."""
 
     registration: Registration
-    address: ShortText
+    address: PrintableText
     seen_unix: float
 
 
@@ -182,6 +183,7 @@ class Assignment(Contract):
 
 
 class HeartbeatReply(Contract):
+    tells = True
     state: NodeState
     relay_token: str | None = Field(default=None, max_length=1000, description="None unless Healthy")
     relays: list[Url] = Field(default_factory=list, max_length=1000)
@@ -275,7 +277,9 @@ class Lease(Contract):
     submission: int = Field(ge=0)
     expires_unix: float
     part: LeasePart | None = Field(
-        default=None, exclude_if=unset, description="the rest of a lease of which other groups were handed in"
+        default=None,
+        exclude_if=unset,
+        description="the groups that it is for: as many as its node is fast, or the rest of a lease; absent: all of its number",
     )
     prompts: list[PromptIndex] | None = Field(
         default=None,
@@ -337,6 +341,7 @@ class SubmissionNotice(Contract):
 
 
 class SubmissionReceipt(Contract):
+    tells = True
     lease: LeaseId
     sha256: Sha256Hex
     status: Literal["queued", "accepted", "rejected", "expired", "inconclusive"]
@@ -365,7 +370,7 @@ class DatasetAnnouncement(Contract):
 class DatasetProgress(Contract):
     """Progress of a run of mode Generate. Steps are slices of the task table."""
 
-    name: ShortText
+    name: PrintableText
     steps: int = Field(ge=1)
     steps_collected: int = Field(default=0, ge=0)
     rows_seen: int = Field(default=0, ge=0, description="accepted completions")
@@ -379,7 +384,7 @@ class TrainerProgress(Contract):
 
     run: RunName
     step: int = Field(ge=0)
-    phase: ShortText
+    phase: PrintableText
     note: str = Field(default="", max_length=500, description="in words, such as why it is `paused` and how to resume")
     metrics: StepMetrics | None = None
     dataset: DatasetProgress | None = Field(default=None, description="of a run of mode Generate")
@@ -387,7 +392,7 @@ class TrainerProgress(Contract):
 
 
 class ClaimRequest(Contract):
-    validator: ShortText = Field(description="pod name; a second opinion must come from another pod")
+    validator: PrintableText = Field(description="pod name; a second opinion must come from another pod")
     versions: list[VersionNumber] = Field(
         default_factory=list,
         exclude_if=unset,
@@ -399,7 +404,7 @@ class ClaimRequest(Contract):
 class ClaimRenewal(Contract):
     """A validator that is still judging a file; the claim begins again."""
 
-    validator: ShortText = Field(description="name with which the file was claimed")
+    validator: PrintableText = Field(description="name with which the file was claimed")
     node: NodeId
     sha256: Sha256Hex
     program_seconds: float = Field(
@@ -470,10 +475,11 @@ class LocalReturn(Contract):
 class RunProgress(Contract):
     """`GET /v1/run`: aggregates of the whole run; nothing in it is secret."""
 
+    tells = True
     run: RunName
     steps_total: int = Field(ge=1)
     open_step: int | None = Field(ge=0, description="None while no step is open, or when the run is complete")
-    waiting_for: ShortText = Field(default="", description="why no step is open, in words")
+    waiting_for: PrintableText = Field(default="", description="why no step is open, in words")
     latest_version: VersionNumber | None
     accepted_groups: int = Field(default=0, ge=0)
     needed_groups: int = Field(default=0, ge=0)

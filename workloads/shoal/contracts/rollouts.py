@@ -1,8 +1,8 @@
 """Rollout Parquet v1: the one file format in which rollouts travel from a worker to the trainer.
 
 One row a completion; a file holds every row that was drawn for its submission, of one node, one step and one policy version. Workers write it,
-validators and the trainer read it. Rewards in a file are the worker's claim and nothing more. `read_rollouts` refuses whatever is not exactly this
-schema and names the field; judging the values is the validators' work, except for the shapes that every reader relies on (`check_shapes`).
+validators and the trainer read it (`read_batches`). Rewards in a file are the worker's claim and nothing more. What is not exactly this schema is
+refused, and the field named; judging the values is the validators' work, except for the shapes that every reader relies on (`check_shapes`).
 With algorithm `vineppo` rows that continue completions follow on all of them (`vine`): their prompt is the prompt and part of the completion.
 
 In a run with `rollouts.versions: Several` a row may go on under newer weights (ADR 0108). Its file has two columns more, which say where each version
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import groupby
+from mmap import mmap
 from typing import Any
 
 import pyarrow as pa
@@ -221,8 +222,10 @@ def read_rollouts(data: bytes) -> tuple[list[Rollout], RolloutMetadata]:
     return [row for batch in batches for row in batch], metadata
 
 
-def read_batches(data: bytes, limits: FileLimits | None = None) -> tuple[RolloutMetadata, Iterator[list[Rollout]]]:
-    """The same without all rows at once: metadata, and the rows a few at a time, `BATCH_TOKENS` or one that is longer.
+def read_batches(
+    data: bytes | mmap, limits: FileLimits | None = None
+) -> tuple[RolloutMetadata, Iterator[list[Rollout]]]:
+    """The same without all rows at once: metadata, and the rows a few at a time, `BATCH_TOKENS` or one that is longer. `data` may be a mapped file.
 
     Rows take fifteen times the memory of the table that they are in: a file with more than `limits` is refused before any is made.
     """

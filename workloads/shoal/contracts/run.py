@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex, unset
+from shoal.contracts.completions import LengthReward, Sampling
 from shoal.contracts.curriculum import pools_of_steps
 from shoal.contracts.datasets import GenerateSettings, Mode
 from shoal.contracts.evaluation import BenchmarkTerms, Truncation
@@ -19,17 +20,19 @@ from shoal.contracts.hub import HubCommit
 from shoal.contracts.islands import IslandTerms
 from shoal.contracts.mixture import SourceTerms, rows_of_sources
 from shoal.contracts.newer import from_newer_json
+from shoal.contracts.packages import MOST_PACKAGES, PinnedPackage
 from shoal.contracts.pools import EngineSettings, PoolTerms, Quantization, Requirements, Sampler
 from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.protocol import Assignment, NodeState, Url
-from shoal.contracts.recipe import LengthReward, Sampling, TrainerSettings, Validation
 from shoal.contracts.roster import Roster, verified_roster
 from shoal.contracts.routes import RouteShape
 from shoal.contracts.settings import RunSettings
 from shoal.contracts.signed import Signed
 from shoal.contracts.steps import StepBatch
+from shoal.contracts.trainer import TrainerSettings
 from shoal.contracts.trust import KeysNotice, TrustedKeys
+from shoal.contracts.validation import Validation
 from shoal.contracts.vine import VineSettings
 from shoal.contracts.weights import VersionNumber
 from shoal.contracts.work import FileShape, WorkCodec
@@ -203,6 +206,12 @@ class PublicRun(Contract):
         exclude_if=lambda curriculum: not curriculum,
         description="leases name their prompts (`tasks.curriculum`). Software that does not know this asks for no lease",
     )
+    packages: list[PinnedPackage] = Field(
+        default_factory=list,
+        exclude_if=unset,
+        max_length=MOST_PACKAGES,
+        description="wheels to have from the run (`tasks.packages`). Software that does not know this refuses the run",
+    )
 
     @property
     def rows_each(self) -> int:
@@ -263,6 +272,17 @@ class Prepared(Contract):
     )
     routes: RouteShape | None = Field(
         default=None, exclude_if=unset, description="of tokens, where the recipe has routerReplay; None: it has not"
+    )
+    rewards_claimed: bool = Field(
+        default=False,
+        exclude_if=lambda claimed: not claimed,
+        description="scores of the environment, or of a benchmark's, cannot be made again: workers' count, and no stranger may join",
+    )
+    packages: list[PinnedPackage] = Field(
+        default_factory=list,
+        exclude_if=unset,
+        max_length=MOST_PACKAGES,
+        description="wheels in the store, in the order of `tasks.packages`",
     )
 
     def codec(self, config: RunConfig, read_batch: Callable[[int], StepBatch]) -> WorkCodec:

@@ -8,21 +8,16 @@ from typing import Any, Literal
 from pydantic import Field
 
 from shoal.contracts.base import SpecModel, unset
+from shoal.contracts.completions import LengthReward, Sampling
 from shoal.contracts.datasets import GenerateSettings, Mode
 from shoal.contracts.evaluation import EvaluationSettings
+from shoal.contracts.failures import FailurePolicy, RollBack, Stability
+from shoal.contracts.model_source import ModelSource
 from shoal.contracts.pools import Quantization
-from shoal.contracts.recipe import (
-    FailurePolicy,
-    LengthReward,
-    ModelSource,
-    Recipe,
-    RollBack,
-    Sampling,
-    Stability,
-    StorageSpec,
-    TaskSource,
-)
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.sft import SftSettings
+from shoal.contracts.storage import StorageSpec
+from shoal.contracts.task_source import TaskSource
 
 
 class Broadcast(SpecModel):
@@ -61,7 +56,8 @@ class Rollouts(SpecModel):
         le=86_400,
         exclude_if=unset,
         description="Whole groups of a lease that takes longer are handed in after this time, and on SIGTERM. A killed worker loses what came since."
-        " Absent: leases are handed in whole.",
+        " Slow nodes get leases of fewer groups. Such a lease takes about this time, at least half of a lease's life divided by a node's leases"
+        " (docs/adr/0139). Absent: leases are handed in whole, and have all groups.",
     )
 
 

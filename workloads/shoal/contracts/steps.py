@@ -4,10 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex, unset
+from shoal.contracts.base import Contract, NodeId, Probability, RunName, Sha256Hex, unset
 
 PromptIndex = Annotated[int, Field(ge=0)]
-SolvedShare = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class BatchFile(Contract):
@@ -40,7 +39,7 @@ class StepBatch(Contract):
     by_source: dict[str, SourceGroups] = Field(
         default_factory=dict, max_length=16, exclude_if=unset, description="of a run on a mixture: each source"
     )
-    solved: list[tuple[PromptIndex, SolvedShare]] = Field(
+    solved: list[tuple[PromptIndex, Probability]] = Field(
         default_factory=list,
         max_length=1_000_000,
         exclude_if=unset,
@@ -74,6 +73,17 @@ class TypeMeans(Contract):
     signal_share: float | None = Field(
         default=None, ge=0.0, le=1.0, exclude_if=unset, description="of its sampled groups: those that carry signal"
     )
+    objective: str | None = Field(
+        default=None, max_length=63, exclude_if=unset, description="of its rows, where `recipe.sources` names it"
+    )
+    loss_weight: float | None = Field(default=None, exclude_if=unset, description="factor of its rows' loss")
+    loss: float | None = Field(
+        default=None, exclude_if=unset, description="mean over its completion tokens, without the factor"
+    )
+    entropy: float | None = Field(default=None, exclude_if=unset, description="nats, mean over its completion tokens")
+    clip_ratio: float | None = Field(
+        default=None, exclude_if=unset, description="share of its completion tokens whose ratio was cut"
+    )
 
 
 class StepMetrics(Contract):
@@ -88,13 +98,17 @@ class StepMetrics(Contract):
     reward: float
     task_reward: float
     length_penalty: float
-    loss: float
+    loss: float = Field(
+        description="mean over completion tokens; with recipe.sources over those of all objectives, without weights: not what is minimised"
+    )
     gradient_norm: float = Field(description="before the clip, mean over the optimizer steps that were applied")
     gradient_norm_max: float
     skipped_updates: int = Field(ge=0, description="optimizer steps left out because the gradient norm was not finite")
-    clip_low: float = Field(description="share of completion tokens whose ratio was cut at 1 - epsilon")
-    clip_high: float = Field(description="share cut at 1 + epsilon")
-    clip_delta: float = Field(description="share cut at delta")
+    clip_low: float = Field(
+        description="share of completion tokens whose ratio was cut at 1 - epsilon: with recipe.sources by each one's own"
+    )
+    clip_high: float = Field(description="share cut at 1 + epsilon, likewise")
+    clip_delta: float = Field(description="share cut at delta, likewise")
     entropy: float
     kl: float | None = Field(
         description="mean KL estimate to the base model, nats a token; None where recipe.klCoefficient is 0 and no reference model is asked"
@@ -116,7 +130,7 @@ class StepMetrics(Contract):
     learning_rate: float
     rows_left_out: int = Field(default=0, ge=0, description="rows of the batch that could not be trained on")
     importance_capped: float = Field(
-        default=0.0, ge=0.0, description="share of tokens whose importance weight was cut at the cap"
+        default=0.0, ge=0.0, description="share of tokens whose importance weight was cut at the cap, likewise"
     )
     epoch: float | None = Field(
         default=None,

@@ -5,14 +5,14 @@ uses are those in here, computed again by the validator.
 """
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from shoal.contracts.answers import FileAnswers
-from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex
+from shoal.contracts.base import Contract, LeaseId, NodeId, RunName, Sha256Hex, unset
 from shoal.contracts.compute import Compute
-from shoal.contracts.protocol import ShortText
+from shoal.contracts.protocol import PrintableText
 from shoal.contracts.signed import Signed
 from shoal.contracts.work import LeasePart
 
@@ -44,8 +44,14 @@ NEVER_ALONE: frozenset[RejectReason] = frozenset({"unread"})
 
 LATER_FIELDS = (
     "validator", "seconds_by_check", "completion_lengths", "cut_rows", "compute", "answers", "program_seconds", "card", "left_out", "part",
+    "claimed_rows",
 )  # fmt: skip
 """Of a verdict, that releases added."""
+
+
+MOST_TURNS = 1000
+"""Of an episode: more than any environment may have (`apart.Described`)."""
+TurnReward = Annotated[float, Field(ge=-1.0, le=1.0)]
 
 
 class RowReward(Contract):
@@ -54,6 +60,11 @@ class RowReward(Contract):
     task_reward: float | None = Field(ge=0.0, le=1.0)
     length_penalty: float | None = Field(ge=0.0, le=1e6)
     reward: float | None = Field(ge=-1e6, le=1.0)
+    turns: Annotated[tuple[TurnReward, ...], Field(min_length=1, max_length=MOST_TURNS)] | None = Field(
+        default=None,
+        exclude_if=unset,
+        description="what of the task reward each turn earned; None: the run has no credit by turns",
+    )
 
 
 SMALLEST_GROUP = 2
@@ -121,6 +132,13 @@ class Verdict(Contract):
         default=None, description="that the file had to hold; None: all that is drawn for its number"
     )
 
+    claimed_rows: int = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description="of an accepted file: rows whose reward is the worker's, since their environment's scores cannot be made again",
+    )
+
     @model_serializer(mode="wrap")
     def _as_it_was_signed(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Fields that came later are left out while they are empty: the signatures of verdicts without them still fit."""
@@ -160,7 +178,7 @@ class Verdict(Contract):
 class Opinion(Contract):
     """`opinions/<node>/<sha256>/<digest of the verdict>.json`: a reject that stands only when other checks find the same."""
 
-    validator: ShortText = Field(
+    validator: PrintableText = Field(
         description="pod that checked, as the orchestrator recorded it; the signed name is in the verdict"
     )
     verdict: Signed[Verdict]

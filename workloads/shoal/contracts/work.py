@@ -18,9 +18,9 @@ from typing import ClassVar, Protocol, Self
 from pydantic import Field, field_validator
 
 from shoal.contracts.base import Contract, NodeId
+from shoal.contracts.completions import LengthReward, Sampling
 from shoal.contracts.datasets import Mode
 from shoal.contracts.evaluation import BenchmarkTerms
-from shoal.contracts.recipe import LengthReward, Sampling
 from shoal.sampling.curriculum import Pools
 from shoal.sampling.draw import (
     DrawnGroup,

@@ -56,11 +56,6 @@ class PrivateKey:
     def sign(self, data: bytes) -> bytes:
         return self._key.sign(data)
 
-    @property
-    def cryptography_key(self) -> Ed25519PrivateKey:
-        """The underlying key, for libraries that sign by themselves."""
-        return self._key
-
     def __repr__(self) -> str:
         return f"PrivateKey(public={self.public[:12]}...)"
 

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pkgutil import iter_modules
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
@@ -24,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapte
 import shoal
 from shoal import telemetry
 from shoal.contracts.tasks import Task
-from shoal.environments.places import code_of_others, folders, spec_of
+from shoal.environments.places import code_of_others, folders, run_folder, spec_of
 from shoal.environments.results import (
     Answers,
     BadEnvironment,
@@ -67,6 +68,8 @@ class Described(BaseModel):
     parameter: Words | None = None
     members: list[Name] = Field(default_factory=list, max_length=16)
     runs_programs: bool = False
+    rewards_turns: bool = False
+    repeatable: bool = True
     requires: list[Name] = Field(default_factory=list, max_length=64)
     extra: Name | None = None
     sources: list[Name] = Field(default_factory=list, max_length=256)
@@ -85,6 +88,7 @@ class _Said(BaseModel):
 class SaidScore(_Said):
     task_reward: float = Field(ge=0, le=1)
     detail: Words
+    turn_rewards: list[float] = Field(default_factory=list, max_length=1000)
 
 
 class SaidUnscorable(_Said):
@@ -102,6 +106,7 @@ class SaidPart(_Said):
     name: Name
     version: Words
     runs_programs: bool
+    repeatable: bool
 
 
 Told = TypeVar("Told", SaidScore, SaidAnswers, str | None)
@@ -136,7 +141,8 @@ class Apart:
                 f"entry point {name!r} ({value}) is an environment with the name {described.name!r:.100}"
             )
         self.name, self.version = name, described.version
-        self.runs_programs = described.runs_programs
+        self.runs_programs, self.rewards_turns = described.runs_programs, described.rewards_turns
+        self.repeatable = described.repeatable
         self.requires, self.extra = tuple(described.requires), described.extra
         self.sources = tuple(described.sources)
         if described.parameter is not None:
@@ -166,7 +172,9 @@ class Apart:
     def score(self, task: Task, completion: str) -> Score | Unscorable:
         """As of any environment; EnvironmentBroke when it gives none."""
         said, seconds = self._judged("score", SCORES, task, completion=completion)
-        return Score(said.task_reward, said.detail, seconds) if isinstance(said, SaidScore) else said
+        if isinstance(said, SaidScore):
+            return Score(said.task_reward, said.detail, seconds, tuple(said.turn_rewards))
+        return said
 
     def gold(self, task: Task) -> str:
         """As of any environment. BadEnvironment when it gives none."""
@@ -243,6 +251,7 @@ class PartApart:
 
     def __init__(self, whole: Apart, said: SaidPart) -> None:
         self.name, self.version, self.runs_programs = said.name, said.version, said.runs_programs
+        self.repeatable = said.repeatable
         self.tasks, self.prompt, self.score, self.gold = whole.tasks, whole.prompt, whole.score, whole.gold
 
 
@@ -433,11 +442,13 @@ def _served(name: str, value: str) -> ServedModule:
         and (entry in folders() or os.path.basename(entry) in ("site-packages", "dist-packages"))
     }
     own = os.path.dirname(os.path.realpath(shoal.__file__))
+    of_run = [os.path.realpath(folder) for folder in run_folder()]
+    modules = [name for folder in of_run for _, name, _ in iter_modules([folder])]
     return ServedModule(
         module="shoal.environments.served",
-        arguments={"name": name, "value": value},
-        places={**_places(code_of_others(name)), top: place, "shoal": own},
-        path=tuple(sorted(packages)),
+        arguments={"name": name, "value": value, "packages": of_run},
+        places={**_places(modules), **_places(code_of_others(name)), top: place, "shoal": own},
+        path=(*of_run, *sorted(packages.difference(of_run))),
     )
 
 

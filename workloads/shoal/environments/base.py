@@ -23,10 +23,20 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from shoal.environments.places import SANDBOXED, code_of_others, folders, points_in_folders, spec_of, version_of
+from shoal.environments.places import (
+    SANDBOXED,
+    code_of_others,
+    folders,
+    locked,
+    points_in,
+    run_folder,
+    spec_of,
+    version_of,
+)
 from shoal.environments.results import BadEnvironment as BadEnvironment
 from shoal.environments.results import Score as Score
 from shoal.environments.results import Unscorable as Unscorable
+from shoal.environments.results import is_repeatable as is_repeatable
 from shoal.environments.results import runs_programs as runs_programs
 from shoal.installed import installed as own_distribution
 
@@ -62,6 +72,9 @@ class Environment(Protocol):
     - `part_of(task)`: of several environments in one, that which judges a task.
     - `runs_programs`: true where scores come from programs that the model wrote. Two honest machines may then differ, so that no difference is held
       against a node, and proofs are verified before anything runs.
+    - `repeatable`: false where a score cannot be made again, as of a judge model or a live API. Only a run without open pools takes it: validators
+      check proofs, draws and format, and the worker's score counts. `TRUSTED_VARIABLE` on workers gives it the network, and nothing else does.
+    - `rewards_turns`: true where each `Score` of an environment with turns says what each turn earned (`Score.turn_rewards`; `recipe.credit: Turn`).
     """
 
     name: str
@@ -90,15 +103,22 @@ def length_suffix(target_length: int | None) -> str:
 
 
 def installed() -> dict[str, EntryPoint]:
-    """Environments on this machine by name. Nothing is imported yet. Of two with one name, the one that is Shoal's own counts."""
-    points = [*points_in_folders(ENTRY_POINT_GROUP), *entry_points(group=ENTRY_POINT_GROUP)]
+    """Environments on this machine by name. Nothing is imported yet. Of two with one name, the one that is Shoal's own counts, then the run's."""
+    group, of_run = ENTRY_POINT_GROUP, run_folder()
+    owners = [folder for folder in folders() if folder not in of_run]
+    points = [*points_in(owners, group), *entry_points(group=group), *points_in(of_run, group)]
     return {point.name: point for point in sorted(points, key=lambda point: point in _own())}
 
 
 def in_process(point: EntryPoint) -> bool:
-    """Whether an environment runs with this process's rights: Shoal's own but `SANDBOXED`, and those named in `TRUSTED_VARIABLE`."""
+    """Whether an environment runs with this process's rights: Shoal's own but `SANDBOXED`, and those named in `TRUSTED_VARIABLE`.
+
+    None of the run's packages does: a name that the owner trusts may stand for anybody's code there.
+    """
     if point in _own():
         return point.name not in SANDBOXED
+    if point.dist is not None and str(point.dist.locate_file("")) in map(str, map(Path, run_folder())):
+        return False
     return point.name in os.environ.get(TRUSTED_VARIABLE, "").replace(",", " ").split()
 
 
@@ -140,7 +160,7 @@ def load(name: str) -> Environment:
         names = ", ".join(sorted(found)) or "none"
         raise BadEnvironment(
             f"environment {plain!r} is not installed here; installed: {names}. "
-            f"Install the package that lists it under the entry point group {ENTRY_POINT_GROUP!r}"
+            f"Name its wheel in tasks.packages, or install the package that lists it under the entry point group {ENTRY_POINT_GROUP!r}"
         )
     if not in_process(found[plain]):
         from shoal.environments.apart import Apart  # sandboxes, which few processes need
@@ -193,9 +213,10 @@ def digest(environment: Environment) -> str:
     The source is that of the modules of the environment's class and its
     base classes, and of this one: a change in a shared scorer or in the suffix counts too. It also covers `sources` with all modules below them,
     and the versions of `requires`. Line ends are normalised: they carry no meaning. BadEnvironment when one of these is not there.
-    Of an environment that is not Shoal's own, sandboxed or trusted, it covers all files of its package but Python's caches.
+    Of an environment that is not Shoal's own, sandboxed or trusted, it covers all files of its package but Python's caches. Of one among the run's
+    packages it covers the digests of all of them.
     """
-    versions = list(_versions(environment))
+    versions = [*_versions(environment), *locked(packages_of(environment))]
     files = dict(_module_file(environment, name) for name in modules_of(environment) | {__name__, Score.__module__})
     for name in sources_of(environment):
         files |= dict(_files_below(environment, name))

@@ -1,4 +1,4 @@
-"""Is an installed environment fit for a run? What `shoal env check` does.
+"""Is an installed environment fit for a run, and how fast is it? What `shoal env check` and `shoal env bench` do.
 
 The environment runs in processes of its own (`probe`), twice with different hash seeds, under limits of time and memory: what hangs, dies, needs too
 much or answers differently is a fault, not an accident of ours. In: a name. Out: a `EnvironmentReport`.
@@ -59,12 +59,19 @@ def check(name: str, count: int, seed: int, seconds: float = DEFAULT_SECONDS) ->
     return EnvironmentReport(name, tuple(faults), passes[0] if passes else {}, peak)
 
 
+def bench(name: str, count: int, seed: int, seconds: float) -> EnvironmentReport:
+    """Time `count` tasks of an environment for `seconds`, in a process of its own; `facts` are those of `probe.measured`."""
+    facts, fault, peak = _one_pass(name, count, seed, seconds + DEFAULT_SECONDS, HASH_SEEDS[0], str(seconds))
+    faults = (fault,) if fault is not None else ((facts["broken"],) if facts["broken"] else ())
+    return EnvironmentReport(name, faults, facts, peak)
+
+
 def _one_pass(
-    name: str, count: int, seed: int, seconds: float, hash_seed: str
+    name: str, count: int, seed: int, seconds: float, hash_seed: str, *more: str
 ) -> tuple[dict[str, Any], str | None, int]:
     said, complaint = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - they go with this call
     process = subprocess.Popen(
-        [sys.executable, "-m", "shoal.environments.probe", name, str(count), str(seed)],
+        [sys.executable, "-m", "shoal.environments.probe", name, str(count), str(seed), *more],
         stdout=said,
         stderr=complaint,
         env=os.environ | {"PYTHONHASHSEED": hash_seed},

@@ -15,7 +15,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from shoal.contracts.recipe import GeneratedModel
+from shoal.contracts.model_source import GeneratedModel
 from shoal.contracts.tasks import Task
 from shoal.environments.generated_tokenizer import train_tokenizer
 from shoal.environments.prompts import prompt_tokens

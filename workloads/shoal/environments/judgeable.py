@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from shoal import telemetry
 from shoal.contracts import keys
 from shoal.contracts.tasks import JudgedTasks, Task, tasks_digest
-from shoal.environments.base import Environment, Unscorable, digest
+from shoal.environments.base import Environment, Unscorable, digest, is_repeatable
 from shoal.environments.datasets import BadDataset, Refusals
 from shoal.rewards.sandbox import SandboxFailed, slots_here
 from shoal.storage import NotFound, Store
@@ -87,6 +87,8 @@ def _unfit(task: Task, environment: Environment) -> str | None:
         environment.prompt(task, None)
     except Exception as error:  # an environment is written for its own tasks; what it makes of others is its own
         return f"task {task.problem_id}: it has no prompt for it: {type(error).__name__}: {str(error)[:200]}"
+    if not is_repeatable(environment, task):
+        return None  # prepare has no network, and a live judge is not asked about every task
     try:
         scored = environment.score(task, "")
     except Exception as error:  # as above: a data set's `verification_info` holds anything

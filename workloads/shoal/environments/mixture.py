@@ -16,6 +16,7 @@ from shoal.environments.base import (
     Environment,
     Score,
     Unscorable,
+    is_repeatable,
     load,
     modules_of,
     packages_of,
@@ -51,6 +52,7 @@ class Mixture:
         self.whole_packages = tuple(name for part in own for name in packages_of(part))
         self.requires = tuple({name: None for part in own for name in getattr(part, "requires", ())})
         self.runs_programs = any(map(runs_programs, own))
+        self.repeatable = all(map(is_repeatable, own))
         self.extra = next(filter(None, (getattr(part, "extra", None) for part in own)), None)
 
     def tasks(self, count: int, seed: int) -> list[Task]:

@@ -14,9 +14,9 @@ from shoal.contracts import filtering, keys
 from shoal.contracts.dataset_card import DatasetCard
 from shoal.contracts.datasets import FILTER_DATASET, filter_run
 from shoal.contracts.filtering import FilterReport, ProblemCount
-from shoal.contracts.recipe import OfflineFilter
 from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.sft_data import BadTraces, read_problem_counts
+from shoal.contracts.task_source import OfflineFilter
 from shoal.contracts.tasks import Task, tasks_digest
 from shoal.environments.layouts import SOLVE_RATE
 from shoal.environments.task_source import RunSource

@@ -7,39 +7,44 @@ trainer start from what this leaves in the store, and from nothing else.
 """
 
 import contextlib
-import hashlib
 import json
 import os
-import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 
 from shoal import accelerators, environments, telemetry
 from shoal.contracts import keys
+from shoal.contracts.completions import LengthReward
 from shoal.contracts.datasets import DatasetSource, filter_run
-from shoal.contracts.evaluation import MOST_SLICES, Benchmark, BenchmarkTerms, Truncation, sampling_of
+from shoal.contracts.evaluation import Benchmark, BenchmarkTerms, Truncation, sampling_of
 from shoal.contracts.file_size import MAX_FILE_BYTES, largest_bytes
-from shoal.contracts.final_model import ORIGIN_FILE, FinalModel
 from shoal.contracts.hub import HubCommit
 from shoal.contracts.mixture import SourceTerms
 from shoal.contracts.prompts import PromptSettings, PromptTerms
 from shoal.contracts.proof_profile import PROFILE_FILE, ProofProfile, WrongProfile
-from shoal.contracts.recipe import LengthReward
 from shoal.contracts.routes import NoRoutes, RouteShape, route_shape
 from shoal.contracts.run import Prepared, RunConfig, home, load_run_config
 from shoal.contracts.task_table import write_tasks
 from shoal.contracts.tasks import Task, TaskReport, tasks_digest
-from shoal.environments import hub, proof_calibration
-from shoal.environments.arithmetic import Arithmetic
-from shoal.environments.episodes import has_tools, tools_of
-from shoal.environments.offline_filter import CannotFilter, filter_sources, sampled_model
+from shoal.environments import hub, packages, proof_calibration
+from shoal.environments.base_checkpoint import bring, look_at_model, upload
+from shoal.environments.episodes import tools_of
+from shoal.environments.offline_filter import CannotFilter, filter_sources
 from shoal.environments.prompt_check import askable, decided, example, template_end
 from shoal.environments.prompts import BadPrompt, load_tokenizer
 from shoal.environments.revisions import Revisions
-from shoal.environments.slips import COURSES
+from shoal.environments.run_checks import (
+    CannotPrepare,
+    check_count,
+    check_credit,
+    check_machine,
+    check_several_versions,
+    check_slices,
+    check_vine,
+    rewards_claimed,
+)
 from shoal.environments.task_source import (
     BadTaskSource,
     RunSource,
@@ -50,22 +55,13 @@ from shoal.environments.task_source import (
     prompt_of,
 )
 from shoal.environments.tokens import eos_token_ids
-from shoal.environments.tool import Tool
-from shoal.errors import EXIT_INPUT_WRONG, MayPass
+from shoal.errors import EXIT_INPUT_WRONG
 from shoal.proofs import CannotCalibrate
-from shoal.sampling.mixture import most_of_a_file
 from shoal.storage import NotFound, Store, open_store, open_store_of
 from shoal.transport.authorities import trust_also
 
-MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
-"""Files of a checkpoint that are imported: configuration, tokenizer, weights. No pickles (`.bin`, `.pt`), they run code when they are read."""
-
 EXAMPLES, EXAMPLE_CHARACTERS = 3, 2000
 """Prompts that are shown in the log, and how much of each."""
-
-
-class CannotPrepare(MayPass):
-    """The run's model or tasks are not available; the message says which field of the manifest to change."""
 
 
 def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
@@ -75,45 +71,39 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
         log.info("already prepared; nothing to do")
         return Prepared.from_json(store.get(keys.PREPARED))
     config, commits = _pinned(config)
+    try:
+        brought = packages.prepared(config, store, scratch / "packages")
+    except packages.BadPackages as error:
+        raise CannotPrepare(str(error), passing=error.passing) from error
     sources = RunSource.of_run(config.tasks)
     environment = judged_by(sources)
     for source in sources:
-        _check_machine(source)
-    _check_vine(config, environment)
-    _check_several_versions(config, environment)
-    _look_at_model(config, scratch / "looked-at")
+        check_machine(source)
+    check_vine(config, environment)
+    check_several_versions(config, environment)
+    check_credit(config, environment)
+    rewards_claimed(config, [(source.environment, []) for source in sources])  # before all data sets are read
+    look_at_model(config, scratch / "looked-at")
     found = _tasks(config, sources, store, scratch)
     scored = _benchmark_tasks(config, store, scratch)
-    folder, rate = scratch / "base", None
-    shutil.rmtree(folder, ignore_errors=True)
-    rule = config.tasks.sampled_filter
-    if rule is not None and rule.model is None:
-        rate = sampled_model(open_store_of(filter_run(config.run), config), folder)
-        if config.quantization is not None:  # the filter's run sampled with the published weights
-            (folder / PROFILE_FILE).unlink(missing_ok=True)
-    elif config.model.generated is not None:
-        rate = _generate(config, sources, folder)
-    elif config.model.path is not None:
-        folder = checked_checkpoint(Path(config.model.path))
-    elif config.model.run is not None:
-        folder = _of_run(config, config.model.run, folder)
-    else:
-        folder = _download(config, folder)
+    judged = [(source.environment, tasks) for source, tasks in zip(sources, found, strict=True)]
+    claimed = rewards_claimed(config, [*judged, *((judge, tasks) for _, judge, tasks in scored)])
+    folder, rate = bring(config, sources, scratch / "base")
     routes = _routes(config, folder)
     asked = PromptMaker(config, folder)
     terms, asked_of = asked.sources(sources, found)
     tasks = [task for each in asked_of for task in each]
-    _check_count(config, sources, asked_of)
+    check_count(config, sources, asked_of)
     pinned = [asked.benchmark(*each) for each in scored]
     benchmarks = [each for each, _ in pinned]
-    _check_slices(benchmarks)
+    check_slices(benchmarks)
     in_turn = [task for turn in zip_longest(*asked_of) for task in turn if task is not None]
     profile = _proof_profile(config, environment, in_turn, folder, terms)
     digest = tasks_digest(tasks)
     for pins, table in [(digest, tasks), *((each.tasks_digest, table) for each, table in pinned)]:
         store.put(keys.task_table(pins), write_tasks(table))
         log.info("task table written", tasks=len(table), digest=pins)
-    _upload(store, folder)
+    upload(store, folder)
     if profile is not None:  # beside the model's own files, so that every version carries it
         store.put(keys.BASE_MODEL + PROFILE_FILE, profile.to_json())
     if config.mode == "SFT":
@@ -134,6 +124,8 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
         mixture=_pinned_sources(sources, asked_of),
         commits=commits or None,
         routes=routes,
+        rewards_claimed=claimed,
+        packages=brought,
     )
     store.put(keys.PREPARED, prepared.to_json())
     log.info("prepared", model=config.model_id, base_pass_rate=rate)
@@ -261,55 +253,6 @@ def _found_before(config: RunConfig, store: Store) -> list[Store]:
     return [store] if config.tasks.sampled_filter is None else [store, open_store_of(filter_run(config.run), config)]
 
 
-def _check_count(config: RunConfig, sources: list[RunSource], tasks: list[list[Task]]) -> None:
-    """Raises CannotPrepare for a source with fewer tasks than a file may hold of it."""
-    if config.mode == "SFT":
-        return
-    groups = config.sampling.groups_per_submission
-    if (count := sum(map(len, tasks))) < groups:
-        raise CannotPrepare(
-            f"spec.tasks: there are {count} tasks; a submission has {groups} different ones (spec.sampling.groupsPerSubmission): lower it,"
-            " or give more tasks"
-        )
-    needed = most_of_a_file(tuple(source.weight for source in sources), groups)
-    for source, own, most in zip(sources, tasks, needed, strict=True):
-        if len(own) < most and config.mode == "Train":
-            raise CannotPrepare(
-                f"{source.field}: there are {len(own)} tasks; a submission has up to {most} different ones of it"
-                " (weight, spec.sampling.groupsPerSubmission): lower one of them, or give more tasks"
-            )
-
-
-def _check_machine(source: RunSource) -> None:
-    """Raises CannotPrepare, as passing, for what this machine lacks: another may have it."""
-    if missing := list(getattr(source.environment, "problems", list)()):
-        raise CannotPrepare(f"{source.field}.environment: {missing[0]}", passing=True)
-
-
-def _check_vine(config: RunConfig, environment: environments.Environment) -> None:
-    """Raises CannotPrepare for continuations in an environment with tools: an episode cannot be cut anywhere and gone on with."""
-    if config.recipe.vine is not None and has_tools(environment):
-        raise CannotPrepare(
-            f"spec.recipe.algorithm.vineppo: environment {environment.name} has tools, whose episodes cannot be continued from any token: "
-            "use another algorithm, or an environment without tools"
-        )
-
-
-def _check_several_versions(config: RunConfig, environment: environments.Environment) -> None:
-    """Raises CannotPrepare for rows of several versions in an environment with tools, whose stretches have no place for a swap between them; and in a
-    run that records routes, which are of whole rows."""
-    if config.several_versions and config.recipe.router_replay is not None:
-        raise CannotPrepare(
-            "spec.rollouts.versions: Several does not go with recipe.routerReplay, which records the routes of whole rows: "
-            "use One, or leave recipe.routerReplay out"
-        )
-    if config.several_versions and has_tools(environment):
-        raise CannotPrepare(
-            f"spec.rollouts.versions: environment {environment.name} has tools, and rows with calls are of one version: "
-            "use One, or an environment without tools"
-        )
-
-
 def _benchmark_tasks(
     config: RunConfig, store: Store, scratch: Path
 ) -> list[tuple[Benchmark, environments.Environment, list[Task]]]:
@@ -420,81 +363,6 @@ class PromptMaker:
         return pinned, tasks
 
 
-def _check_slices(benchmarks: list[BenchmarkTerms]) -> None:
-    slices = sum(each.slices for each in benchmarks)
-    if slices > MOST_SLICES:
-        raise CannotPrepare(
-            f"spec.evaluation.benchmarks: they are {slices} files for each version; allowed: {MOST_SLICES}: lower samples or count,"
-            " or raise spec.sampling.groupsPerSubmission"
-        )
-
-
-def _look_at_model(config: RunConfig, folder: Path) -> None:
-    """Raises CannotPrepare for a base model that is not there, before golds are proven, which takes half an hour."""
-    model, rule = config.model, config.tasks.sampled_filter
-    if rule is not None and rule.model is None:
-        return  # the run that sampled has it
-    if model.path is not None:
-        checked_checkpoint(Path(model.path))
-    elif model.hugging_face is not None:
-        with _of_hub():
-            hub.model_config(model.hugging_face, str(model.revision), folder)
-
-
-@contextlib.contextmanager
-def _of_hub() -> Iterator[None]:
-    """Turn what is wrong with the hub's model into CannotPrepare."""
-    try:
-        yield
-    except hub.HubRefused as error:
-        raise CannotPrepare(f"spec.model.huggingFace: {error}", passing=error.passing) from error
-
-
-def checked_checkpoint(folder: Path) -> Path:
-    """The folder, if it is a checkpoint of ours to serve: configuration, tokenizer and safetensors. Raises CannotPrepare."""
-    if not folder.is_dir():
-        raise CannotPrepare(f"spec.model.path: {folder} is not a folder; mount the checkpoint there")
-    for needed in ("config.json", "tokenizer.json"):
-        if not (folder / needed).is_file():
-            raise CannotPrepare(f"spec.model.path: {folder} lacks {needed}; a Hugging Face checkpoint has it")
-    if not any(folder.glob("*.safetensors")):
-        raise CannotPrepare(f"spec.model.path: {folder} has no *.safetensors; save the model with safetensors")
-    return folder
-
-
-def _generate(config: RunConfig, sources: list[RunSource], folder: Path) -> float:
-    # torch takes seconds to import, and a run that is prepared, or brings its model, needs none.
-    from shoal.environments.generated_model import WarmStartFailed, make_model
-
-    assert config.model.generated is not None
-    name = config.model.generated.name
-    wanted = COURSES[name][0]
-    for source in sources:
-        if not isinstance(source.environment, wanted):
-            raise CannotPrepare(
-                f"spec.model.generated: the model is made for the tasks of {wanted.name!r}, {source.field}.environment is"
-                f" {source.environment.name!r}; set that to {wanted.name!r}, or give the model by huggingFace or path"
-            )
-    environment = sources[0].environment
-    assert isinstance(environment, Arithmetic | Tool)
-    log = telemetry.get_logger()
-    lengths = [source.lengths(config) for source in sources]
-    asked = dict.fromkeys(target for each in lengths if each is not None for target in each.targets)
-    targets: list[int | None] = [*asked] or [None]
-    try:
-        return make_model(
-            folder,
-            environment,
-            targets,
-            config.model.generated,
-            config.sft.max_sequence_length if config.sft is not None else config.recipe.max_sequence_length,
-            config.seed,
-            lambda step, loss, rate: log.info("warm start", step=step, loss=round(loss, 4), pass_rate=round(rate, 3)),
-        )
-    except WarmStartFailed as error:  # the same seed fails again
-        raise CannotPrepare(f"spec.model.generated: {error}") from error
-
-
 def _proof_profile(
     config: RunConfig, environment: environments.Environment, tasks: list[Task], folder: Path, terms: PromptTerms
 ) -> ProofProfile | None:
@@ -505,31 +373,6 @@ def _proof_profile(
         return proof_calibration.of_run(config, environment, tasks, folder, terms)
     except (CannotCalibrate, WrongProfile) as error:
         raise CannotPrepare(f"spec.model: cannot calibrate its proofs: {error}") from error
-
-
-def _of_run(config: RunConfig, run: str, folder: Path) -> Path:
-    """The model that another run trained; every file must match its seal."""
-    store = open_store_of(run, config)
-    folder.mkdir(parents=True)
-    try:
-        seal = FinalModel.from_json(store.get(keys.FINAL_SEAL))
-        for name, digest in seal.files.items():
-            if name == PROFILE_FILE:
-                continue  # of the weights that the other run began with; these are others, and are measured again
-            store.get_to_file(keys.FINAL_MODEL + name, folder / name)
-            with (folder / name).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != digest:
-                raise CannotPrepare(
-                    f"spec.model.run: {keys.FINAL_MODEL}{name} of run {run} has SHA-256 {found}, but its seal says {digest}"
-                )
-    except NotFound as error:
-        raise CannotPrepare(
-            f"spec.model.run: run {run} has no result: {error} of that run; give the name of a run of mode Train or SFT that is complete and has"
-            " the same spec.storage"
-        ) from error
-    telemetry.get_logger().info("took the model of another run", run=run, version=seal.version, model=seal.model_id)
-    return checked_checkpoint(folder)
 
 
 def _import_rows(
@@ -546,39 +389,6 @@ def _import_rows(
         import_rows(config, store, base, environment, scratch, terms)
     except BadSftData as error:
         raise CannotPrepare(f"spec.sft.dataset: {error}") from error
-
-
-def _download(config: RunConfig, folder: Path) -> Path:
-    """A repository of a Hugging Face hub at its pinned revision."""
-    from huggingface_hub import snapshot_download
-
-    name, revision = config.model.hugging_face, config.model.revision
-    if name is None:
-        raise CannotPrepare("spec.model: no source is given; allowed: one of huggingFace, path, generated, run")
-    with _of_hub(), hub.explained(name, str(revision), "model"):
-        snapshot_download(
-            name,
-            revision=revision,
-            local_dir=folder,
-            allow_patterns=[f"*{suffix}" for suffix in MODEL_SUFFIXES],
-        )
-    return checked_checkpoint(folder)
-
-
-def _upload(store: Store, folder: Path) -> None:
-    """The checkpoint's own files; what an earlier try left there under another name goes."""
-    files = [
-        path
-        for path in sorted(folder.iterdir())
-        if path.is_file() and path.suffix in MODEL_SUFFIXES and path.name != ORIGIN_FILE  # of another run's model
-    ]
-    wanted = {keys.BASE_MODEL + path.name for path in files}
-    for info in store.list(keys.BASE_MODEL):
-        if info.key not in wanted:
-            store.delete(info.key)
-    for path in files:
-        store.put_file(keys.BASE_MODEL + path.name, path)
-        telemetry.get_logger().info("wrote a base model file", file=path.name, bytes=path.stat().st_size)
 
 
 def main() -> None:

@@ -15,10 +15,12 @@ from shoal.contracts.run import RunConfig
 from shoal.contracts.tasks import Task
 from shoal.environments.base import BadEnvironment, Environment, Score, Unscorable
 from shoal.environments.hub import explained
+from shoal.environments.packages import BadPackages, of_manifest
 from shoal.environments.prompt_check import decided
 from shoal.environments.prompts import TOKENIZER_FILES, BadPrompt, load_tokenizer, prompt_tokens
 from shoal.environments.slips import COURSES
 from shoal.environments.task_source import BadTaskSource, Found, RunSource, find_tasks, judged_by
+from shoal.storage import Store, not_told
 
 SHOWN_TASKS = 3
 MOST_PROOFS = 64
@@ -73,8 +75,19 @@ class Preview:
     problems: tuple[str, ...]
 
 
-def preview(config: RunConfig, tokenizer_folder: Path | None = None) -> Preview:
-    """The first, a middle and the last task of each source. Reads whole data sets, proves `MOST_PROOFS` golds of each. Raises CannotPreview."""
+def preview(config: RunConfig, tokenizer_folder: Path | None = None, objects: Store | None = None) -> Preview:
+    """The first, a middle and the last task of each source. Reads whole data sets, proves `MOST_PROOFS` golds of each. Raises CannotPreview.
+
+    `objects`: what lies below `storage.prefix`, for data sets and packages that are there; None: these are refused.
+    """
+    try:
+        with of_manifest(config, objects):
+            return _preview(config, tokenizer_folder, objects)
+    except BadPackages as error:
+        raise CannotPreview(str(error)) from None
+
+
+def _preview(config: RunConfig, tokenizer_folder: Path | None, objects: Store | None) -> Preview:
     try:
         sources = RunSource.of_run(config.tasks)
         judged_by(sources)
@@ -85,7 +98,7 @@ def preview(config: RunConfig, tokenizer_folder: Path | None = None) -> Preview:
     looked_at: list[SourcePreview] = []
     with tempfile.TemporaryDirectory(prefix="shoal-preview-") as scratch:
         for source in sources:
-            found = _found(config, source, Path(scratch))
+            found = _found(config, source, Path(scratch), objects)
             tokenizer, terms = _asked(config, source, tokenizer_folder)
             lengths = source.lengths(config)
             targets = lengths.targets if lengths is not None else []
@@ -102,16 +115,14 @@ def preview(config: RunConfig, tokenizer_folder: Path | None = None) -> Preview:
     return Preview(looked_at, longest, room, tuple(problems))
 
 
-def _found(config: RunConfig, source: RunSource, scratch: Path) -> Found:
+def _found(config: RunConfig, source: RunSource, scratch: Path, objects: Store | None) -> Found:
     dataset = source.origin.dataset
-    if dataset is not None and dataset.object is not None:
-        raise CannotPreview(
-            f"{source.field}.dataset.object: lies in the run's store, which is not read here; try its file with `path`"
-        )
+    if dataset is not None and dataset.object is not None and objects is None:
+        raise CannotPreview(f"{source.field}.dataset.object: {not_told(config)}")
     if missing := list(getattr(source.environment, "problems", list)()):
         raise CannotPreview(f"{source.field}.environment: {missing[0]}")
     try:
-        return find_tasks(config, source, scratch, most_proofs=MOST_PROOFS)
+        return find_tasks(config, source, scratch, most_proofs=MOST_PROOFS, objects=objects)
     except BadTaskSource as error:
         raise CannotPreview(str(error)) from None
 

@@ -1,7 +1,8 @@
 """Try an installed environment in a process of its own and print what was found, as JSON: the inside of `checking`.
 
-`python -m shoal.environments.probe NAME COUNT SEED`. Everything that a run asks of an environment is asked of a few tasks here: tasks that
-survive the task table, prompts, a gold answer that scores 1, a broken one that scores 0; and any text at all that gets a score without an exception.
+`python -m shoal.environments.probe NAME COUNT SEED [SECONDS]`; with SECONDS it is timed instead. Everything that a run asks of an environment is
+asked of a few tasks here: tasks that survive the task table, prompts, a gold answer that scores 1, a broken one that scores 0; and any text at all
+that gets a score without an exception.
 """
 
 import hashlib
@@ -14,7 +15,8 @@ from typing import Any
 from shoal.contracts.task_table import read_tasks, write_tasks
 from shoal.contracts.tasks import Task, tasks_digest
 from shoal.environments.base import Environment, Score, Unscorable, digest, load
-from shoal.environments.results import EnvironmentBroke
+from shoal.environments.results import EnvironmentBroke, is_repeatable
+from shoal.environments.turns import TURN_END
 from shoal.environments.verifiers_names import ENVIRONMENT as VERIFIERS
 
 HOSTILE = (
@@ -49,7 +51,8 @@ def probe(environment: Environment, count: int, seed: int) -> dict[str, Any]:
             began = time.perf_counter()
             try:
                 score = environment.score(task, completion)
-                again = environment.score(task, completion) if wanted is not None else score
+                twice = wanted is not None and is_repeatable(environment, task)
+                again = environment.score(task, completion) if twice else score
             except Exception as error:  # whatever it is, it is the fault that is looked for
                 faults.append(f"{task.problem_id}: score() raised {type(error).__name__} for {what}: {error}"[:500])
                 continue
@@ -58,8 +61,17 @@ def probe(environment: Environment, count: int, seed: int) -> dict[str, Any]:
                 continue
             faults += _about_answer(environment, task, what, completion, wanted)
             slowest = max(slowest, time.perf_counter() - began)
+            if not is_repeatable(environment, task):
+                if not isinstance(score, Unscorable) and not 0.0 <= score.task_reward <= 1.0:
+                    faults.append(
+                        f"{task.problem_id}: the task reward of {what} is {score.task_reward}; allowed: 0 to 1"
+                    )
+                continue
             scores.update(repr(_reward(score)).encode())
             faults += _about_score(task, what, wanted, score, again)
+            if getattr(environment, "rewards_turns", False) and isinstance(score, Score):
+                fault = score.turn_fault(completion.count(TURN_END) + 1)
+                faults += [] if fault is None else [f"{task.problem_id}: {what}: {fault}"]
         if len(faults) >= MOST_FAULTS:
             break
     return {
@@ -70,6 +82,39 @@ def probe(environment: Environment, count: int, seed: int) -> dict[str, Any]:
         "scores_digest": scores.hexdigest(),
         "slowest_score_seconds": round(slowest, 3),
         "faults": faults[:MOST_FAULTS],
+    }
+
+
+def measured(name: str, count: int, seed: int, seconds: float) -> dict[str, Any]:
+    """Seconds that loading and making tasks take, and episodes a second: the prompt of a task, an answer to it and its score, one after the other.
+
+    The answer is the gold one, or where none is told a text of 400 characters. `broken`: why an answer could not be scored, if one could not.
+    """
+    began = time.perf_counter()
+    environment = load(name)
+    loaded = time.perf_counter()
+    tasks = environment.tasks(count, seed)
+    made = time.perf_counter()
+    answers = [_gold(environment, task) or "An answer. " * 36 for task in tasks]
+    done, scoring, broken, until = 0, 0.0, "", time.perf_counter() + seconds
+    started = time.perf_counter()
+    while time.perf_counter() < until or done == 0:
+        task = tasks[done % len(tasks)]
+        environment.prompt(task, TARGET_LENGTH)
+        asked = time.perf_counter()
+        score = environment.score(task, answers[done % len(tasks)])
+        scoring += time.perf_counter() - asked
+        done += 1
+        if isinstance(score, Unscorable):
+            broken = score.reason[:500]
+            break
+    now = time.perf_counter()
+    return {
+        "load_seconds": round(loaded - began, 3),
+        "tasks_a_second": round(len(tasks) / (made - loaded), 1),
+        "episodes_a_second": round(done / (now - started), 1),
+        "scores_a_second": round(done / scoring, 1),
+        "broken": broken,
     }
 
 
@@ -154,7 +199,9 @@ def _reward(score: Score | Unscorable) -> float | None:
 
 def main() -> None:
     name, count, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    sys.stdout.write(json.dumps(probe(load(name), count, seed)) + "\n")
+    timed = [float(each) for each in sys.argv[4:]]
+    found = measured(name, count, seed, *timed) if timed else probe(load(name), count, seed)
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

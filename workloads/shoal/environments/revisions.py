@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from shoal.contracts.hub import HubCommit
-from shoal.contracts.recipe import ModelSource
+from shoal.contracts.model_source import ModelSource
 from shoal.contracts.run import RunConfig
 from shoal.environments.hub import HubRefused, RepositoryKind, commit_of
 

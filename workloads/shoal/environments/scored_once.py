@@ -38,16 +38,31 @@ class ScoredOnce:
 
     def __init__(self, environment: Environment, programs: ProgramTime | None = None) -> None:
         self._environment = environment
-        self._known: dict[tuple[str, bytes], float | None] = {}
+        self._known: dict[tuple[str, bytes], Score | None] = {}
         self._second_tries = SECOND_TRIES
         self._programs = programs or ProgramTime()
 
     def reward(self, task: Task, text: str) -> float | None:
         """The task reward of an answer; None where scoring failed twice, or once for long. What failed is not tried again for equal answers."""
+        found = self.score(task, text)
+        return None if found is None else found.task_reward
+
+    def score(self, task: Task, text: str) -> Score | None:
+        """The same, with the rewards of turns."""
         key = _key(task, text)
         if key not in self._known:
             self._known[key] = self._scored(task, text)
         return self._known[key]
+
+    def ahead(self, task: Task, text: str) -> None:
+        """Score an answer before its file is whole. What fails is forgotten, and has all of its tries with the file."""
+        key = _key(task, text)
+        if key not in self._known and (found := self._once(task, text)) is not None:
+            self._known[key] = found
+
+    def next_file(self) -> None:
+        """What comes now is of another file, which has second tries of its own."""
+        self._second_tries = SECOND_TRIES
 
     def settle(self, task: Task, text: str) -> float | None:
         """The same after further runs, for an answer that another machine scored differently; None where our own runs disagree.
@@ -55,29 +70,29 @@ class ScoredOnce:
         It counts as a second try. Where a file has had all of them, or all of its programs' time, what was found first stands.
         """
         key = _key(task, text)
-        first = self.reward(task, text)
+        first = self.score(task, text)
         if first is not None and self._second_tries > 0:
             self._second_tries -= 1
             for _ in range(AGAIN):
                 if self._spent(task):
                     break
-                if self._once(task, text) != first:
+                if _rewards(self._once(task, text)) != _rewards(first):
                     self._known[key] = None
                     break
-        return self._known[key]
+        return self.reward(task, text)
 
     def _spent(self, task: Task) -> bool:
         """Whether the file's programs have had their time, and this task would need more of it."""
         return self._programs.over and runs_programs(self._environment, task)
 
-    def _once(self, task: Task, text: str) -> float | None:
+    def _once(self, task: Task, text: str) -> Score | None:
         if self._spent(task):
             return None
         found = self._environment.score(task, text)
         self._programs.spent += found.program_seconds
-        return found.task_reward if isinstance(found, Score) else None
+        return found if isinstance(found, Score) else None
 
-    def _scored(self, task: Task, text: str) -> float | None:
+    def _scored(self, task: Task, text: str) -> Score | None:
         again = False
         while True:
             began = time.monotonic()
@@ -89,6 +104,10 @@ class ScoredOnce:
             again = True
             self._second_tries -= 1
             time.sleep(PAUSE_SECONDS)
+
+
+def _rewards(found: Score | None) -> tuple[float, ...] | None:
+    return None if found is None else (found.task_reward, *found.turn_rewards)
 
 
 def _key(task: Task, text: str) -> tuple[str, bytes]:

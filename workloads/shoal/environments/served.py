@@ -6,13 +6,17 @@ here protects anybody, since the environment's code may change all of it: the wa
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from importlib.metadata import distributions
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from shoal.contracts.tasks import Task
-from shoal.environments.base import Environment, Score, Unscorable, runs_programs
+from shoal.environments.base import Environment, Score, Unscorable, is_repeatable, runs_programs
 from shoal.environments.prompts import check_functions
+from shoal.environments.results import judge_of
 from shoal.environments.turns import Answers, FunctionCall, WithTurns
 from shoal.rewards.parent import ParentLine, read_frame, use_line, write_frame
 
@@ -30,7 +34,8 @@ def serve(questions: int, answers: int, arguments: Mapping[str, Any]) -> None:
     """Answer until the other side hangs up. Shoal's judges and programs ask it in turn (`rewards.parent`)."""
     line = ParentLine(questions, answers)
     use_line(line)
-    environment, described = _made(arguments["value"], arguments["name"])
+    packages = arguments["packages"]
+    environment, described = _made(arguments["value"], arguments["name"], packages)
     try:
         data = json.dumps(described)
     except (TypeError, ValueError) as error:
@@ -51,17 +56,21 @@ def serve(questions: int, answers: int, arguments: Mapping[str, Any]) -> None:
                     write_frame(answers, json.dumps({"value": part}).encode())
                 value = []  # the end
             if call == "part_of":
-                value = {"name": value.name, "version": value.version, "runs_programs": runs_programs(value)}
+                judge: Any = judge_of(value, given["task"])
+                value = {"name": judge.name, "version": judge.version, "runs_programs": runs_programs(judge)}
+                value["repeatable"] = is_repeatable(judge)
             data = json.dumps({"value": _plain(value)})
         except Exception as error:  # an environment raises anything
-            advice = NO_DOWNLOAD if call in ("tasks", "task_count") and _wanted_files(error) else ""
-            words = f"{call}() raised {type(error).__name__}: {error}"[:700] + advice
+            advice = NO_DOWNLOAD if call in ("tasks", "task_count") and _wanted_files(error) is not None else ""
+            words = (
+                f"{call}() raised {type(error).__name__}: {error}"[:700] + _who_reached_out(error, packages) + advice
+            )
             data = json.dumps({"error": words, "refused": isinstance(error, ValueError)})
         line.open = False
         write_frame(answers, data.encode())
 
 
-def _made(value: str, name: str) -> tuple[Any, dict[str, Any]]:
+def _made(value: str, name: str, packages: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     """The environment, and its description. Without one its `error` says why."""
     described: dict[str, Any] = {}
     try:
@@ -79,12 +88,15 @@ def _made(value: str, name: str) -> tuple[Any, dict[str, Any]]:
         if isinstance(made, WithTurns):
             check_functions(made.functions)
     except Exception as error:
-        return None, described | {"error": f"{type(error).__name__}: {error}"[:1000]}
+        words = f"{type(error).__name__}: {error}"[:1000] + _who_reached_out(error, packages)
+        return None, described | {"error": words}
     described |= {
         "name": made.name,
         "version": made.version,
         "members": [member for member in METHODS if callable(getattr(made, member, None))],
         "runs_programs": bool(getattr(made, "runs_programs", False)),
+        "repeatable": is_repeatable(made),
+        "rewards_turns": bool(getattr(made, "rewards_turns", False)),
         "requires": list(getattr(made, "requires", ())),
         "extra": getattr(made, "extra", None),
         "sources": [*getattr(made, "sources", ()), *(each.__module__ for each in type(made).__mro__)],
@@ -103,7 +115,8 @@ def _made(value: str, name: str) -> tuple[Any, dict[str, Any]]:
 def _plain(value: Any) -> Any:
     """A score as JSON, its words cut to what the other side takes; other values are sent as they are, for the other side to check."""
     if isinstance(value, Score):
-        return {"task_reward": float(value.task_reward), "detail": value.detail[:WORDS]}
+        said = {"task_reward": float(value.task_reward), "detail": value.detail[:WORDS]}
+        return said | {"turn_rewards": [float(each) for each in value.turn_rewards]}
     if isinstance(value, Unscorable):
         return {"reason": value.reason[:WORDS], "passing": value.passing}
     if isinstance(value, Answers):
@@ -111,13 +124,30 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _wanted_files(error: BaseException | None) -> bool:
-    """Whether a file or the network is behind an error. A library's own error has it as its cause."""
-    while error is not None:
-        if isinstance(error, OSError):
-            return True
+def _wanted_files(error: BaseException | None) -> BaseException | None:
+    """The file or the network that is behind an error, as an error. A library's own error has it as its cause."""
+    while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
-    return False
+    return error
+
+
+def _who_reached_out(error: BaseException, packages: Sequence[str]) -> str:
+    """Which of the run's packages asked for a file or the network, in words; empty where none did. The newest of its frames tells."""
+    refused = _wanted_files(error)
+    if refused is None or (
+        isinstance(refused, FileNotFoundError) and str(refused.filename).startswith(tuple(packages))
+    ):
+        return ""  # a file of its own is missing
+    files = [Path(frame.f_code.co_filename) for frame, _ in walk_tb(refused.__traceback__)]
+    inside = [
+        (folder, file.relative_to(folder)) for file in files for folder in packages if file.is_relative_to(folder)
+    ]
+    if not inside:
+        return ""
+    folder, file = inside[-1]
+    owners = (each for each in distributions(path=[folder]) if any(file == Path(one) for one in each.files or ()))
+    owner = next((f"{each.name} {each.version}" for each in owners), file.parts[0])
+    return f"; package {owner:.150} reached out of its room ({file}): in a sandbox there is no network and no file to write"
 
 
 def _parts(tasks: Iterable[Task]) -> Iterator[list[dict[str, Any]]]:

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from shoal.contracts.completions import LengthReward
 from shoal.contracts.datasets import DatasetSource
 from shoal.contracts.evaluation import Benchmark, BenchmarkTasks
 from shoal.contracts.prompts import PromptSettings
-from shoal.contracts.recipe import LengthReward, MixtureSource, TaskOrigin, TaskSource
 from shoal.contracts.run import RunConfig
+from shoal.contracts.task_source import MixtureSource, TaskOrigin, TaskSource
 from shoal.contracts.tasks import RefusedTasks, Task, TaskReport
 from shoal.environments import hub
 from shoal.environments.base import Environment, known_count, load
@@ -133,15 +134,26 @@ def find_tasks(
     scratch: Path,
     found_before: Sequence[Store] = (),
     most_proofs: int | None = None,
+    objects: Store | None = None,
 ) -> Found:
     """The tasks of one source of the run, as its table has them. `scratch` is a folder for data sets' files, which sources may share.
 
-    `found_before` and `most_proofs` are as in `fitting`. Raises BadTaskSource. An environment makes each source's tasks with a seed of its own.
+    `objects`: what lies below `storage.prefix`; None: as a pod of the run reaches it. `found_before` and `most_proofs` are as in `fitting`.
+    Raises BadTaskSource. An environment makes each source's tasks with a seed of its own.
     """
     seed = config.seed if not source.name else _derived_seed(f"shoal-source {config.seed} {source.name}")
     usual = TASKS_OF_AN_ENVIRONMENT
     found = _find(
-        config, source.origin, source.environment, scratch, source.field, usual, seed, found_before, most_proofs
+        config,
+        source.origin,
+        source.environment,
+        scratch,
+        source.field,
+        usual,
+        seed,
+        found_before,
+        most_proofs,
+        objects,
     )
     return found if not source.name else replace(found, tasks=[of_source(task, source.name) for task in found.tasks])
 
@@ -152,11 +164,13 @@ def benchmark_tasks(
     environment: Environment,
     scratch: Path,
     found_before: Sequence[Store] = (),
+    objects: Store | None = None,
 ) -> Found:
     """The same of a benchmark. An environment draws them with a seed of their own: one with few tasks may give some that are trained on too."""
     field_ = f"spec.evaluation.benchmarks, {benchmark.name}: tasks"
     seed = _derived_seed(f"shoal-benchmark {config.seed} {benchmark.name}")
-    return _find(config, benchmark.tasks, environment, scratch, field_, TASKS_OF_A_BENCHMARK, seed, found_before)
+    usual = TASKS_OF_A_BENCHMARK
+    return _find(config, benchmark.tasks, environment, scratch, field_, usual, seed, found_before, None, objects)
 
 
 def _derived_seed(text: str) -> int:
@@ -173,7 +187,8 @@ def _find(
     usual: int,
     seed: int,
     found_before: Sequence[Store],
-    most_proofs: int | None = None,
+    most_proofs: int | None,
+    objects: Store | None,
 ) -> Found:
     """`usual`: tasks of an environment that makes them with `seed`, where no count is given. `where` begins the message of BadTaskSource."""
     if wanted.dataset is None:
@@ -184,7 +199,7 @@ def _find(
             raise BadTaskSource(f"{where}: {error}", passing=passing) from error
     rule = wanted.offline_filter if isinstance(wanted, TaskOrigin) else None
     try:
-        imported = _import(wanted.dataset, rule.solve_rate if rule is not None else None, config, scratch)
+        imported = _import(wanted.dataset, rule.solve_rate if rule is not None else None, config, scratch, objects)
         fit = fitting(
             imported.tasks,
             environment,
@@ -213,7 +228,9 @@ def _check_share(refused: Refusals, kept: int, most: float) -> None:
         )
 
 
-def _import(source: DatasetSource, solve_rate: str | None, config: RunConfig, scratch: Path) -> Imported:
+def _import(
+    source: DatasetSource, solve_rate: str | None, config: RunConfig, scratch: Path, objects: Store | None
+) -> Imported:
     layout = source.columns if source.columns is not None else source.layout
     selection = Selection(source.where, source.row_limit, source.shuffle_seed, solve_rate)
     folder = scratch / "dataset"
@@ -224,7 +241,7 @@ def _import(source: DatasetSource, solve_rate: str | None, config: RunConfig, sc
         files = hub.fetch(source.hugging_face, source.revision or "", source.subset, source.split, folder)
         return import_files(files, layout, selection)
     if source.object is not None:
-        store = open_below_prefix(config)
+        store = objects or open_below_prefix(config)
         return from_store(store, _objects(store, source.object), folder, layout, selection)
     path = Path(source.path or "")
     if path.is_file():

@@ -60,6 +60,8 @@ UNUSED = {
 UNKNOWN_NETWORK = "nothing can be reached from a sandbox, and what another machine cannot score again is refused"
 GOLD_FIELDS = ("answer", "gold", "target", "solution", "ground_truth", "expected")
 GOLD_FORMS = ("{}", "\\boxed{{{}}}", "<answer>{}</answer>", "#### {}", "Answer: {}")
+RAISED = (Exception, SystemExit)
+"""What a package's code may raise, which a line then names. An end of Python is among them: it would end the sandbox without a word."""
 
 
 class VerifiersPackage:
@@ -157,7 +159,7 @@ class _Package:
             found = self._judged(task, turns)
         except MemoryError:
             return Unscorable(f"task {task.problem_id}: the rewards of {self.named.name} have no memory for the answer")
-        except Exception as error:
+        except RAISED as error:
             return Unscorable(f"task {task.problem_id}: {self._raised('scoring', error)}")
         reward = found.reward / max(found.weights, 1.0)
         words = f"{self.named.name} gives {found.reward:g} ({found.words})"
@@ -179,7 +181,7 @@ class _Package:
             self._import_again()
             shared = len(self._shared())
             found = verifiers_trace.answers(self._made(task), self._toolsets(), shared, turns)
-        except Exception as error:
+        except RAISED as error:
             return Unscorable(f"task {task.problem_id}: {self._raised('its tools', error)}")
         return Answers([[ToolAnswer(text) for text in turn] for turn in found])
 
@@ -206,7 +208,7 @@ class _Package:
                     break
         except BadPackage:
             raise
-        except Exception as error:
+        except RAISED as error:
             raise self._wrong(self._raised("its task set", error)) from error
         return list(found.values())
 
@@ -229,7 +231,7 @@ class _Package:
         row = {
             name: each for name, each in _written(data).items() if name not in self._blank or each != self._blank[name]
         }
-        if type(data).model_validate(row) != data:
+        if not _is_read_back(data, row):
             raise self._wrong(f"{what} is another one after it has been written as JSON: keep its data in plain fields")
         if data.prompt is None:
             raise self._wrong(
@@ -267,7 +269,7 @@ class _Package:
                 try:
                     with _limited(TRIAL_SECONDS):
                         first, again = self._judged(task, [text]), self._judged(task, [text])
-                except Exception as error:
+                except RAISED as error:
                     if _reached_out(error) or isinstance(error, _TooLong | verifiers_trace.NeedsRuntime):
                         raise self._wrong(self._raised("scoring", error)) from error
                     failures.append(error)
@@ -283,11 +285,11 @@ class _Package:
         name, loaders = self.named.name, self._loaders
         if _is_absent(self.named.module):
             raise self._wrong(
-                f"there is no module {self.named.module}; install the package beside Shoal, or into a folder of SHOAL_ENVIRONMENTS"
+                f"there is no module {self.named.module}; name its wheel in tasks.packages, or install it beside Shoal or in SHOAL_ENVIRONMENTS"
             )
         try:
             made = self._made_taskset()
-        except Exception as error:
+        except RAISED as error:
             raise self._wrong(self._raised("loading it", error)) from error
         self._module = loaders.import_taskset(name).__name__
         own = loaders.environment_class(name)
@@ -320,7 +322,8 @@ class _Package:
             raise self._wrong("its tasks need a container; only tasks judged by their trace are allowed")
         if config.judges:
             raise self._wrong(
-                "a judge model scores its tasks; a judge gives another answer on another day, and is refused"
+                "a judge model scores its tasks, and nothing can be reached from a sandbox; a judge gives another answer on another day."
+                " Allowed where all pools are closed: an environment of Shoal's own protocol with repeatable = False"
             )
         task = kind.__new__(kind)  # hooks are found on a task of any data
         task.config = config
@@ -335,7 +338,7 @@ class _Package:
         for hook in (*rewards, *metrics):
             if verifiers_trace.wants_runtime(hook):
                 raise self._wrong(f"{hook.__name__} wants a runtime: {verifiers_trace.NO_RUNTIME}")
-        for server in self._toolsets():
+        for server in self._told(self._toolsets):
             if getattr(server.config, "url", None):
                 raise self._wrong(f"tool server {server.server_name!r} is at an address: {UNKNOWN_NETWORK}")
 
@@ -370,7 +373,7 @@ class _Package:
             return work(*given)
         except BadPackage:
             raise
-        except Exception as error:
+        except RAISED as error:
             raise self._wrong(self._raised("loading it", error)) from error
 
     def _raised(self, doing: str, error: BaseException) -> str:
@@ -402,6 +405,14 @@ class _TooLong(Exception):
 def _written(data: Any) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(data.model_dump_json())
     return found
+
+
+def _is_read_back(data: Any, row: dict[str, Any]) -> bool:
+    """Whether a task's data is the same after it has been written as JSON."""
+    try:
+        return bool(type(data).model_validate(row) == data)
+    except ValueError:
+        return False
 
 
 def _message(message: Any, what: str, wrong: Any) -> ChatMessage:

@@ -134,7 +134,7 @@ def right(problem: AnsweredTask) -> int:
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Chance that k answers, drawn without replacement from `samples` of which `correct` are right, hold a right one.
+    """Chance that k answers, drawn without replacement from `samples` with `correct` right ones, hold a right one.
 
     Unbiased for the chance that one of k new answers is right; there 1 - (1 - correct / samples)^k is too small (arXiv:2107.03374, section 2.1).
     Raises ValueError unless 1 <= k <= samples and 0 <= correct <= samples.

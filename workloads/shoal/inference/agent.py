@@ -18,6 +18,8 @@ from shoal.transport.client import Refused, SignedClient, Unavailable
 
 ASK_SECONDS = 5.0
 """Deadline of a question that is asked again anyway."""
+FETCH_SECONDS = 60.0
+"""Of a table or a wheel: longer than the agent itself asks (`socket_routes.TASKS_SECONDS`), so that its answer says what is wrong."""
 SUBMIT_SECONDS = 300.0
 """An upload of a large file over a slow line happens within this request; a lease rarely lives longer."""
 
@@ -46,7 +48,9 @@ class AgentClient:
         """The run's task table, or that of a benchmark, checked against its digest; None while it is not available."""
         path = f"/v1/tasks?digest={digest}" if benchmark else "/v1/tasks"
         try:
-            tasks = read_tasks(self._http.request("GET", path, deadline_seconds=60.0).content)
+            tasks = read_tasks(
+                self._http.request("GET", path, timeout_seconds=FETCH_SECONDS, deadline_seconds=FETCH_SECONDS).content
+            )
         except (Unavailable, Refused) as error:
             get_logger().info("the task table is not available", reason=str(error))
             return None
@@ -55,6 +59,16 @@ class AgentClient:
                 f"the task table has digest {tasks_digest(tasks)[:12]}..., the run's is {digest[:12]}..."
             )
         return tasks
+
+    def package(self, digest: str) -> bytes | None:
+        """A wheel of the run, for the caller to check; None while it is not available."""
+        try:
+            return self._http.request(
+                "GET", f"/v1/packages?digest={digest}", timeout_seconds=FETCH_SECONDS, deadline_seconds=FETCH_SECONDS
+            ).content
+        except (Unavailable, Refused) as error:
+            get_logger().info("a package is not available", digest=digest, reason=str(error))
+            return None
 
     def step(self, holds: Sequence[int] = (), together: int = 1, parts: bool = False) -> StepInfo | None:
         """The open step, or None. With versions that this pod holds it may be a slice of an evaluation of one of them.

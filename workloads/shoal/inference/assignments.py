@@ -6,13 +6,14 @@ In: the run's public description, the agent. Out: a `WorkContext` for each, with
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from shoal import environments
 from shoal.contracts.evaluation import BenchmarkTerms
 from shoal.contracts.pools import SAMPLER, Sampler
 from shoal.contracts.run import PublicRun
 from shoal.contracts.tasks import Task
-from shoal.environments import BadEnvironment, Environment
+from shoal.environments import BadEnvironment, Environment, packages
 from shoal.environments.mixture import environment_of
 from shoal.telemetry import get_logger
 
@@ -40,6 +41,14 @@ def require_rule(rule: Sampler) -> None:
         raise WrongRuleError(
             f"this run draws tokens by rule {rule}, this worker by {SAMPLER}: install the version of shoal that the run uses"
         )
+
+
+def have_packages(public: PublicRun, read: Callable[[str], bytes], folder: Path) -> None:
+    """Lay out the packages that the run brings below `folder`; `read` gives the wheel with a digest. Raises WrongEnvironmentError."""
+    try:
+        packages.install(public.packages, read, folder)
+    except packages.BadPackages as error:
+        raise WrongEnvironmentError(str(error)) from None
 
 
 def work_on(public: PublicRun, tasks: Callable[[str], list[Task]]) -> WorkContext:

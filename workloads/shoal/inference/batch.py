@@ -9,7 +9,7 @@ start; looking whether a lease can be finished while leaving costs that of all r
 import random
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heapreplace
 
@@ -18,6 +18,7 @@ from shoal.contracts.rollouts import SEGMENT_TOKENS
 from shoal.contracts.run import PublicRun
 from shoal.contracts.work import Work, may_be_parted
 from shoal.environments.episodes import EpisodeTools
+from shoal.environments.scored_once import ScoredOnce
 from shoal.inference.commitment import HAND_IN_SECONDS, comes_too_late, is_sealed, longest_left
 from shoal.inference.completions import Completion
 from shoal.inference.lengths import KnownLengths, RowKind, row_kind
@@ -53,6 +54,8 @@ class PlannedLease:
     ends: float
     life: float
     part_seconds: float | None = None
+    scored: ScoredOnce | None = None
+    """Of its rows so far, which the parts of a lease share."""
 
     @property
     def places(self) -> list[int]:
@@ -150,8 +153,9 @@ class RunningLease:
 class Batch:
     """Leases under generation, oldest first."""
 
-    def __init__(self, slots: int) -> None:
-        """`slots`: sequences that the engine decodes together."""
+    def __init__(self, slots: int, made: Callable[[Row, Completion], None] = lambda row, completion: None) -> None:
+        """`slots`: sequences that the engine decodes together. `made` is told each row that is whole."""
+        self._made = made
         self.slots = slots
         self.segment_tokens = SEGMENT_TOKENS
         """Segments begin at multiples of this many tokens. What a benchmark's clock calls a token is longer."""
@@ -377,6 +381,7 @@ class Batch:
 
     def _is_made(self, row: Row, made: Completion) -> None:
         row.of.made[row.index] = made
+        self._made(row, made)
         self.lengths.add(row.kind, made.sampled)
 
     def _comes_too_late(self, lease: RunningLease, now: float) -> bool:

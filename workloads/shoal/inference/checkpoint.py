@@ -70,6 +70,16 @@ def check_tensor_parallel(checkpoint: Checkpoint, size: int) -> None:
         raise BadCheckpointError(f"{where}, which neither divides nor is a multiple of num_key_value_heads, {heads}")
 
 
+def check_stages(checkpoint: Checkpoint, stages: int) -> None:
+    """Raises BadCheckpointError when the model has fewer layers than the engine has stages: each has one at least."""
+    layers = checkpoint.config.get("num_hidden_layers", stages)
+    if layers < stages:
+        raise BadCheckpointError(
+            f"{checkpoint.folder}/config.json: engine.pipelineParallelSize is {stages}, more than num_hidden_layers, {layers}:"
+            f" set at most {layers}, and spread the rest by engine.tensorParallelSize"
+        )
+
+
 def _masked_dimensions(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
     size = config.get("hidden_size")
     if not isinstance(size, int) or size < 1:

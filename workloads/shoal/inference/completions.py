@@ -1,6 +1,6 @@
-"""What is asked of an engine and what it gives: `Request` and `Completion`.
+"""What an engine is told and gives: its `EngineTerms` and `HostSpan`, `Request` and `Completion`.
 
-Apart from `engine`, so that nobody imports vLLM for two types.
+Apart from `engine`, so that nobody imports vLLM for types.
 """
 
 from collections.abc import Sequence
@@ -8,6 +8,28 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal.contracts.evaluation import Truncation
+from shoal.contracts.pools import Quantization
+from shoal.contracts.routes import RouteShape
+
+
+@dataclass(frozen=True)
+class HostSpan:
+    """This host's part of an engine over `hosts` of them. Ranks meet at `address` (of host 0) and `port`."""
+
+    number: int
+    hosts: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class EngineTerms:
+    """What all hosts of an engine must have alike, beside the pool's settings; see `engine.Engine`."""
+
+    max_sequence_length: int
+    batch: int
+    quantization: Quantization | None = None
+    routes: RouteShape | None = None
 
 
 @dataclass(frozen=True)

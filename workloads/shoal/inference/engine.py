@@ -7,33 +7,48 @@ one policy version. Whoever would have rows go on under the next takes them out 
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait as wait_for_any
+from pathlib import Path
 from typing import Any
 
 from shoal.inference.process_settings import DYNAMO, compiles, set_engine_variables
 
 set_engine_variables()
 
-import torch  # noqa: E402
-import vllm  # noqa: E402
-from vllm import EngineArgs, LLMEngine, SamplingParams  # noqa: E402
-from vllm.platforms import current_platform  # noqa: E402
-from vllm.sampling_params import RequestOutputKind  # noqa: E402
+import torch
+import vllm
+from vllm import EngineArgs, LLMEngine, SamplingParams
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from shoal.contracts.pools import EngineSettings, Quantization  # noqa: E402
-from shoal.contracts.routes import RouteShape  # noqa: E402
-from shoal.inference import metrics, vllm_hooks  # noqa: E402
-from shoal.inference.checkpoint import Checkpoint, check_tensor_parallel  # noqa: E402
-from shoal.inference.completions import Completion, Request  # noqa: E402
-from shoal.inference.engine_memory import kv_cache_bytes  # noqa: E402
+from shoal.contracts.pools import EngineSettings, Quantization
+from shoal.contracts.routes import RouteShape
+from shoal.contracts.weights import WeightsManifest
+from shoal.inference import metrics, vllm_hooks
+from shoal.inference.checkpoint import Checkpoint, check_stages, check_tensor_parallel
+from shoal.inference.completions import Completion, EngineTerms, HostSpan, Request
+from shoal.inference.engine_memory import kv_cache_bytes
+from shoal.inference.routes import joined
+from shoal.storage.checkpoint_files import WrongWeights
 
 MAX_SEQUENCES = 128
 """Sequences decoded together on a CPU; past this a step grows as fast as the batch."""
 PROOFS_EVERY = 8
 """Decoding steps between questions for proofs that are still being made: a question goes to every rank, and nobody waits for the answer."""
+NO_ROTARY_KERNEL = {"custom_ops": ["-rotary_embedding"]}
+"""vLLM rotates queries and keys in PyTorch, not by its kernel. The CPU kernel of 0.32 is wrong for latent attention with plain positions
+(Moonlight's): it takes slices [tokens, heads, size] for rows of one head each, as far apart as heads are. So it leaves keys as they were and
+rotates queries by the angles of other tokens."""
 
 DEFAULT_SETTINGS = EngineSettings()
+
+CHECK_PIECES = 10
+"""Questions in which ranks are asked to check a version. From a slow disk each takes a minute, which the process is given ten for."""
+LOOK_SECONDS = 1.0  # between looks of a host that follows at whether to go on
+
 
 Pauses = Callable[[Sequence[int]], bool]
 """Does a sequence pause behind these tokens that it has sampled?"""
@@ -45,10 +60,6 @@ class GenerationStoppedError(RuntimeError):
     def __init__(self, reason: str, unfinished: int) -> None:
         super().__init__(f"stopped with {unfinished} sequences unfinished: {reason}")
         self.reason = reason
-
-
-class LostRoutesError(RuntimeError):
-    """The routes recorded for a sequence are not those of its tokens."""
 
 
 class Engine:
@@ -64,29 +75,30 @@ class Engine:
         cuts: bool = False,
         quantization: Quantization | None = None,
         routes: RouteShape | None = None,
+        span: HostSpan | None = None,
     ) -> None:
         """Start on `checkpoint`, for sequences of up to `max_sequence_length` tokens, `batch` of which are wanted
         together. `settings` are the pool's. With `cuts` sequences can be cut: vLLM gives their tokens one by one.
         With `quantization` its weights are rounded as they are read, now and at each swap. With `routes` completions say
-        which experts their tokens were given to.
+        which experts their tokens were given to. With `span` other hosts have ranks of it (`serve_ranks`), and this one has the first.
 
         Takes a few seconds (a CPU and a tiny model) to minutes.
         """
-        # Whoever loaded torch before us may have left it with a thread for every core.
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        if compiles(settings.compiled) and os.environ[DYNAMO] == "1":
-            raise RuntimeError(f"engine.compiled is set, but {DYNAMO}=1 was set when vLLM was loaded: leave it unset")
-        check_tensor_parallel(checkpoint, settings.tensor_parallel_size)
+        terms = EngineTerms(max_sequence_length, batch, quantization, routes)
+        arguments = _arguments_here(checkpoint, settings, terms, span)
         self._layout = checkpoint.layout
         self._eos = sorted(checkpoint.eos_token_ids)
-        length = min(max_sequence_length, checkpoint.max_positions)
-        if current_platform.is_cpu():
-            vllm_hooks.inspect_in_process(checkpoint.config["architectures"][0])
-        self._engine = LLMEngine.from_engine_args(
-            EngineArgs(**_engine_arguments(checkpoint, length, batch, settings, quantization, routes))
-        )
+        self._several_hosts = span is not None
+        self._engine = LLMEngine.from_engine_args(arguments)
+        # Rank by rank: those of the first stage are first. A stage's first rank answers for it, and the last stage samples.
+        self._stages = slice(None, None, settings.tensor_parallel_size)
         recorded = routes.model_dump() if routes is not None else None
-        self._engine.collective_rpc("shoal_install", args=(list(checkpoint.masked_dimensions), recorded))
+        installed = self._engine.collective_rpc("shoal_install", args=(list(checkpoint.masked_dimensions), recorded))
+        self._layers: list[int] = installed[self._stages]
+        if routes is not None and sum(self._layers) != routes.layers:
+            raise vllm_hooks.UnsupportedVllmError(
+                f"routes are of {routes.layers} layers with experts, the engine's stages have {self._layers}"
+            )
         self._proofs = True
         self._cuts = cuts
         self._routes = routes
@@ -96,8 +108,36 @@ class Engine:
         self._unproved: dict[str, tuple[str, _Sequence]] = {}  # by vLLM's inner name
         metrics.ENGINE.labels(type(self._engine).__module__.partition(".")[0], vllm.__version__).set(1)
 
-    def swap(self, checkpoint: Checkpoint) -> None:
-        """Continue with the weights of `checkpoint`; ValueError when its tensors are not those of the running model.
+    def check(self, folder: Path, sealed: WeightsManifest, beat: Callable[[], None] = lambda: None) -> None:
+        """Hold the bytes in `folder` to the signed manifest on every rank, each its share; WrongWeights names host, rank, shard and file.
+
+        A host that finds a mismatch removes its folder, so that the version is fetched again. Nothing is decoded meanwhile. Of 65.5 GB in the
+        machine's memory that is 3 s with four ranks and 12 s with one, at 1.4 GB/s a core. From a disk of 125 MB/s it is nine minutes, with a `beat`
+        in each.
+        """
+        name = self._as_ranks_name(folder)
+        for piece in range(CHECK_PIECES):
+            asked = (name, sealed.open_digest, sealed.sha256, piece, CHECK_PIECES)
+            found = self._engine.collective_rpc("shoal_check", args=asked)
+            beat()
+            wrong = [each for each in found if each]
+            if wrong:
+                finders = [bool(each) for each in found]
+                kept = [each for each in self._engine.collective_rpc("shoal_bury", args=(name, finders)) if each]
+                after = f"It could not be removed: {'; '.join(kept)}" if kept else "It is removed, and fetched again"
+                raise WrongWeights(
+                    f"{folder} is not loaded, its bytes changed since they were assembled: {'; '.join(wrong)}. {after}"
+                )
+
+    def _as_ranks_name(self, folder: Path) -> str:
+        """The folder as each rank finds it: by its name where every host has a copy of its own."""
+        return folder.name if self._several_hosts else str(folder)
+
+    def swap(
+        self, checkpoint: Checkpoint, sealed: WeightsManifest | None = None, beat: Callable[[], None] = lambda: None
+    ) -> None:
+        """Continue with the weights of `checkpoint`; ValueError when its tensors are not those of the running model. With `sealed`, its manifest, its
+        bytes are checked before (`check`); where that refuses them the engine still has the weights that it had.
 
         vLLM only logs a tensor that a checkpoint lacks and keeps the old one, hence the check.
         """
@@ -109,7 +149,9 @@ class Engine:
             )
         if self._running or self._unproved:
             raise RuntimeError("weights can only be swapped while no request is running")
-        folder = str(checkpoint.folder)
+        if sealed is not None:
+            self.check(checkpoint.folder, sealed, beat)
+        folder = self._as_ranks_name(checkpoint.folder)
         ranks = self._engine.collective_rpc("shoal_swap", args=(folder, list(checkpoint.masked_dimensions)))
         if ranks != [folder] * len(ranks):
             raise RuntimeError(f"a rank of the engine does not have the weights of {folder}: {ranks}")
@@ -138,8 +180,14 @@ class Engine:
         """One decoding step of all that run; returns by name what has ended and has its proofs by now. Once nothing runs it waits for the last
         proofs."""
         metrics.RUNNING.set(min(self.running, self.sequences))
+        ended = self._told(self._engine.step()) if self._running else {}
+        metrics.RUNNING.set(min(self.running, self.sequences))
+        return self._proved(ended)
+
+    def _told(self, outputs: Iterable[Any]) -> dict[str, int]:
+        """Take in what vLLM says of requests; returns the tokens of those that have ended, by their inner names."""
         ended: dict[str, int] = {}
-        for output in self._engine.step() if self._running else ():
+        for output in outputs:
             sequence = self._running[output.request_id]
             sequence.add(output.outputs[0])
             if sequence.pauses is not None and sequence.finish_reason != "stop" and sequence.pauses(sequence.tokens):
@@ -149,8 +197,7 @@ class Engine:
             if sequence.finish_reason is not None:
                 ended[sequence.inner] = len(sequence.tokens)
                 self._unproved[sequence.inner] = output.request_id, self._running.pop(output.request_id)
-        metrics.RUNNING.set(min(self.running, self.sequences))
-        return self._proved(ended)
+        return ended
 
     def abort(self, names: Collection[str]) -> None:
         """End these requests without a completion; nothing happens to those that have ended."""
@@ -164,7 +211,10 @@ class Engine:
 
     def cut(self) -> list[tuple[str, Completion]]:
         """Take out all requests, each with what it has so far and a proof of it; `cut` are those that have not ended. Waits for the proofs."""
-        ended = {sequence.inner: len(sequence.tokens) for sequence in self._running.values()}
+        ended: dict[str, int] = {}
+        for outputs in vllm_hooks.settled(self._engine):
+            ended |= self._told(outputs)
+        ended |= {sequence.inner: len(sequence.tokens) for sequence in self._running.values()}
         for name, sequence in self._running.items():
             sequence.finish_reason, sequence.ended = "cut", time.monotonic()
             self._unproved[sequence.inner] = name, sequence
@@ -199,9 +249,10 @@ class Engine:
     def _proved(self, ended: dict[str, int]) -> list[tuple[str, Completion]]:
         """Hand the ends of sequences to the recorder; returns those whose proofs are there."""
         if self._routes is not None and ended:
-            found = self._engine.collective_rpc("shoal_take_routes", args=(list(ended),))[0]
+            stages = self._engine.collective_rpc("shoal_take_routes", args=(list(ended),))[self._stages]
             for inner, tokens in ended.items():
-                self._unproved[inner][1].routes = _whole(found[inner], tokens, self._routes)
+                parts = [found.get(inner, b"") for found in stages]
+                self._unproved[inner][1].routes = joined(parts, self._layers, tokens, self._routes)
         if not self._proofs:
             done = [self._unproved.pop(inner) for inner in ended]
             return [(name, sequence.completion(b"")) for name, sequence in done]
@@ -209,7 +260,7 @@ class Engine:
         wait = not self._running
         if not self._unproved or not (ended or wait or self._steps % PROOFS_EVERY == 0):
             return []
-        proofs = self._engine.collective_rpc("shoal_finish", args=(ended, wait))[0]
+        proofs = self._engine.collective_rpc("shoal_finish", args=(ended, wait))[self._stages][-1]
         made = []
         for inner, proof in proofs.items():
             name, sequence = self._unproved.pop(inner)
@@ -259,11 +310,49 @@ class _Sequence:
         return Completion(self.tokens, self.logprobs, self.finish_reason, proofs, routes=self.routes)
 
 
-def _whole(routes: bytes, tokens: int, shape: RouteShape) -> bytes:
-    """The routes, which are of as many tokens. Raises LostRoutesError: vLLM's steps would not be what the hooks take them for."""
-    if len(routes) != tokens * shape.bytes_a_token:
-        raise LostRoutesError(f"routes have {len(routes)} bytes for {tokens} sampled tokens of {shape.bytes_a_token}")
-    return routes
+def serve_ranks(
+    checkpoint: Checkpoint, settings: EngineSettings, terms: EngineTerms, span: HostSpan, goes_on: Callable[[], bool]
+) -> str:
+    """Run this host's ranks of an engine that another host leads; returns why they ended: a rank died, or `goes_on` said no.
+
+    As vLLM's own `serve --headless` does. The ranks end with this process, however it ends.
+    """
+    config = _arguments_here(checkpoint, settings, terms, span).create_engine_config(headless=True)
+    executor = MultiprocExecutor(config, monitor_workers=False)
+    ranks: dict[Any, Any] = {worker.proc.sentinel: worker for worker in executor.workers}
+    try:
+        while goes_on():
+            if ended := wait_for_any(list(ranks), timeout=LOOK_SECONDS):
+                rank = ranks[ended[0]]
+                return f"rank {rank.rank} ended with exit code {rank.proc.exitcode}"
+        return "asked to end"
+    finally:
+        executor.shutdown()
+
+
+def _arguments_here(
+    checkpoint: Checkpoint, settings: EngineSettings, terms: EngineTerms, span: HostSpan | None
+) -> EngineArgs:
+    """vLLM's arguments, once this process fits them; raises RuntimeError or BadCheckpointError."""
+    # Whoever loaded torch before us may have left it with a thread for every core.
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    if compiles(settings.compiled) and os.environ[DYNAMO] == "1":
+        raise RuntimeError(f"engine.compiled is set, but {DYNAMO}=1 was set when vLLM was loaded: leave it unset")
+    check_tensor_parallel(checkpoint, settings.tensor_parallel_size)
+    check_stages(checkpoint, settings.pipeline_parallel_size)
+    length = min(terms.max_sequence_length, checkpoint.max_positions)
+    if current_platform.is_cpu():
+        vllm_hooks.inspect_in_process(checkpoint.config["architectures"][0])
+    arguments = _engine_arguments(checkpoint, length, terms.batch, settings, terms.quantization, terms.routes)
+    if span is not None:
+        arguments |= {
+            "distributed_executor_backend": "mp",
+            "nnodes": span.hosts,
+            "node_rank": span.number,
+            "master_addr": span.address,
+            "master_port": span.port,
+        }
+    return EngineArgs(**arguments)
 
 
 def _engine_arguments(
@@ -292,6 +381,7 @@ def _engine_arguments(
         "use_tqdm_on_load": False,
         "seed": 0,
         "tensor_parallel_size": settings.tensor_parallel_size,
+        "pipeline_parallel_size": settings.pipeline_parallel_size,
     }
     if quantization is not None:
         arguments["load_format"] = vllm_hooks.load_format(quantization)
@@ -303,6 +393,8 @@ def _engine_arguments(
             "max_num_batched_tokens": max(2048, length),
             "kv_cache_memory_bytes": kv_cache_bytes(checkpoint.config, checkpoint.dtype, length * sequences),
         }
+        if checkpoint.config.get("kv_lora_rank"):
+            arguments["compilation_config"] = NO_ROTARY_KERNEL
     else:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
     chosen = {

@@ -107,11 +107,12 @@ class Generation:
         handing_in: Callable[[], Collection[str]],
         clock: Callable[[], float],
         several: bool = False,
+        made: Callable[[Row, Completion], None] = lambda row, completion: None,
     ) -> None:
         """`handing_in`: leases that are scored, written, uploaded or given back now. `clock` gives monotonic seconds. `several`: whether rows may be
-        of several versions."""
+        of several versions. `made` is told each row that is whole, at once."""
         self._several = several
-        self.batch = Batch(engine.sequences)
+        self.batch = Batch(engine.sequences, made)
         self.loaded = loaded
         self._engine = engine
         self._desk = desk

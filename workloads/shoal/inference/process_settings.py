@@ -3,7 +3,9 @@
 Called first by `__main__`, and by `engine` for whoever imports that alone.
 """
 
+import multiprocessing
 import os
+import threading
 from pathlib import Path
 
 ENGINE_VARIABLES = {
@@ -55,3 +57,20 @@ def set_log_variables() -> None:
     """
     if not any(name in os.environ for name in LOG_VARIABLES):
         os.environ["VLLM_LOGGING_CONFIG_PATH"] = str(Path(__file__).with_name("vllm_logging.json"))
+
+
+def end_with_parent() -> None:
+    """Let this process end with the one that started it through `multiprocessing`, however that ends; does nothing in others.
+
+    vLLM asks its ranks to end when their parent is killed. A rank that waits in a collective for a peer on another host does not look. It kept its
+    memory until somebody killed it: 1 GB on a CPU, that of a device on a GPU.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="end-with-parent", daemon=True).start()

@@ -104,6 +104,12 @@ def assemble(
     ]
 
 
+def answer_of(planned: PlannedRow, completion: Completion) -> tuple[list[int], list[bool]]:
+    """The tokens of a row that are scored, and which of them the model sampled."""
+    mask = completion.mask or [True] * len(completion.tokens)
+    return [*planned.prefix, *completion.tokens], [*([True] * len(planned.prefix)), *mask]
+
+
 def _row(
     planned: PlannedRow,
     completion: Completion,
@@ -114,9 +120,9 @@ def _row(
     *,
     several: bool,
 ) -> Rollout:
-    answer = [*planned.prefix, *completion.tokens]
-    mask = completion.mask or [True] * len(completion.tokens)
-    task_reward = score(planned.task, answer, [*([True] * len(planned.prefix)), *mask])
+    answer, answer_mask = answer_of(planned, completion)
+    mask = answer_mask[len(planned.prefix) :]
+    task_reward = score(planned.task, answer, answer_mask)
     claim = total_reward(task_reward, len(answer), planned.target_length, public.length_reward)
     return Rollout(
         run=public.run,

@@ -1,7 +1,8 @@
 """Collects which experts the engine's routers choose for the tokens that sequences are decoded from.
 
 In: the choices of each layer for all tokens of a forward pass, from the engine's routers (`capture`). Behind it, the positions that tokens were drawn
-from (`chosen`, `add`). Out: bytes by request (`take`), as a rollout file has them. Called by `vllm_hooks`, on the rank that records proofs.
+from (`chosen`, `add`). Out: bytes by request (`take`), as a rollout file has them. Called by `vllm_hooks`, on the first rank of each
+stage. `engine` joins what they have (`joined`).
 
 A layer's choices go into one buffer on the device. The engine runs without CUDA graphs: it would capture them before this is there. After a step one
 gather and one copy bring those of the sampled tokens to the host: of 128 sequences of Qwen3-30B-A3B 98 kB. A sequence of 30,720 tokens holds 12 MB
@@ -11,10 +12,15 @@ there until it ends.
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 
+import numpy as np
 import torch
 
 from shoal.contracts.routes import RouteShape
 from shoal.models.routes import encode
+
+
+class LostRoutesError(RuntimeError):
+    """The routes recorded for a sequence are not those of its tokens."""
 
 
 class RouteRecorder:
@@ -39,6 +45,10 @@ class RouteRecorder:
         """The choices of the last forward pass at these of its tokens, int32 [requests, layers, choices], on the host."""
         return self._chosen[:, positions].transpose(0, 1).cpu()
 
+    def tokens(self, request: str) -> int:
+        """Tokens of this request whose routes are here."""
+        return len(self._routes.get(request, b"")) // self.shape.bytes_a_token
+
     def add(self, requests: Sequence[str], chosen: torch.Tensor) -> None:
         """Append row i of `chosen` to request i."""
         size = self.shape.bytes_a_token
@@ -49,3 +59,20 @@ class RouteRecorder:
     def take(self, requests: Collection[str]) -> dict[str, bytes]:
         """Routes of these finished requests, which are then forgotten."""
         return {request: bytes(self._routes.pop(request, b"")) for request in requests}
+
+
+def joined(stages: Sequence[bytes], layers: Sequence[int], tokens: int, shape: RouteShape) -> bytes:
+    """The routes of a sequence of `tokens` sampled tokens, from those of its stages. `layers` are the layers with experts of each stage.
+
+    Raises LostRoutesError where some stage has another number of tokens: vLLM's steps would not be what the hooks take them for.
+    """
+    wide = [count * shape.choices * shape.width for count in layers]
+    lost = [
+        f"stage {number} has {len(part)} bytes for {tokens} sampled tokens of {size}"
+        for number, (part, size) in enumerate(zip(stages, wide, strict=True))
+        if len(part) != tokens * size
+    ]
+    if lost:
+        raise LostRoutesError(f"routes of a sequence: {'; '.join(lost)}")
+    parts = [np.frombuffer(part, np.uint8).reshape(tokens, size) for part, size in zip(stages, wide, strict=True)]
+    return np.concatenate(parts, axis=1).tobytes()

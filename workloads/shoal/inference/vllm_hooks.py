@@ -17,28 +17,34 @@ after the other in Python. On a GPU the second runner's kernel draws, which is t
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import numpy as np
 import torch
 import vllm
-from vllm import ModelRegistry
+from vllm import LLMEngine, ModelRegistry
 from vllm.config.load import LoadConfig
+from vllm.distributed import get_pp_group, get_tp_group
 from vllm.model_executor.layers.fused_moe.layer import MoERunner
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
 from shoal.contracts.pools import Quantization
 from shoal.contracts.routes import RouteShape
+from shoal.inference.process_settings import end_with_parent
 from shoal.inference.proofs import ProofRecorder
 from shoal.inference.routes import RouteRecorder
 from shoal.models import rounded
 from shoal.sampling import gumbel
+from shoal.storage.checkpoint_files import wrong_shard
 
 TESTED_VLLM = ("0.32.",)
 """Release series that these hooks were tested with. Another one may pair states with tokens differently, silently."""
@@ -57,39 +63,42 @@ class HiddenStateExtension:
 
     model_runner: Any
     rank: int
+    local_rank: int
 
-    def shoal_install(self, masked: Sequence[int], routes: Mapping[str, int] | None = None) -> None:
+    def shoal_install(self, masked: Sequence[int], routes: Mapping[str, int] | None = None) -> int:
         """Draw by the run's rule and start recording. `masked` are the dimensions of the model's proof profile; `routes`: the fields of
-        the `RouteShape` that is recorded too.
+        the `RouteShape` that is recorded too. Returns the number of layers whose routes this rank records.
 
-        Raises UnsupportedVllmError when vLLM does not have the parts that are read here. Behind the last layer every rank of a tensor-parallel engine
-        has the same states, so rank 0 alone records them.
+        Raises UnsupportedVllmError when vLLM does not have the parts that are read here. Every rank of a stage has the same states behind it, so
+        the stage's first rank alone records: in the last stage the states that tokens are drawn from, in each the routes of its layers.
         """
+        end_with_parent()
         _check_version(vllm.__version__)
         runner = self.model_runner
         _check_runner(runner)
         runner.sampler.topk_topp_sampler = SeedSampler(runner)
+        _make_buffers(runner)
         self.shoal_recorder = None
         self.shoal_routes = None
-        if self.rank != 0:
-            return
-        recorder = self.shoal_recorder = ProofRecorder(_mask(masked, runner))
-        router = self.shoal_routes = None if routes is None else _record_routes(runner, RouteShape(**routes))
+        if not get_tp_group().is_first_rank:
+            return 0
+        recorder = ProofRecorder(_mask(masked, runner)) if get_pp_group().is_last_rank else None
+        router = None if routes is None else _record_routes(runner, RouteShape(**routes))
+        self.shoal_recorder, self.shoal_routes = recorder, router
         sample_tokens = runner.sample_tokens
 
         def recording_sample_tokens(*args: Any, **kwargs: Any) -> Any:
+            """vLLM calls it behind each batch that has tokens, on every rank; only the last stage has a state, and samples."""
             state = runner.execute_model_state  # cleared by the call below
-            chosen = None
-            if state is not None and router is not None:
-                chosen = router.chosen(runner.query_start_loc.gpu[1 : len(state.sample_hidden_states) + 1] - 1)
+            if router is not None:
+                _note_routes(runner, router)
             output = sample_tokens(*args, **kwargs)
-            if state is not None and recorder.on:
+            if recorder is not None and recorder.on and state is not None:
                 _record(recorder.add, state.sample_hidden_states, output)
-            if router is not None and chosen is not None:
-                _record(router.add, chosen, output)
             return output
 
         runner.sample_tokens = recording_sample_tokens
+        return 0 if router is None else router.shape.layers
 
     def shoal_record(self, on: bool) -> None:
         """Whether states are recorded; sequences that run while they are not have no proofs."""
@@ -108,7 +117,7 @@ class HiddenStateExtension:
         return made
 
     def shoal_take_routes(self, requests: Collection[str]) -> dict[str, bytes]:
-        """The routes of requests that have ended, from the rank that records them."""
+        """The routes of requests that have ended, in the layers of this rank's stage; none from ranks that do not record."""
         return {} if self.shoal_routes is None else self.shoal_routes.take(requests)
 
     def shoal_forget(self, requests: Collection[str]) -> None:
@@ -117,14 +126,49 @@ class HiddenStateExtension:
             self.shoal_recorder.forget(requests)
         self.shoal_take_routes(requests)
 
+    def shoal_check(self, folder: str, open_digest: str, sha256: str, piece: int, pieces: int) -> str:
+        """What is wrong with the bytes in `folder` that this rank answers for (`checkpoint_files.wrong_shard`); empty: nothing. It looks at one of
+        `pieces` pieces, which are counted from 0.
+
+        All ranks of a machine load from the same pages of its memory. Each hashes its share of them, so that a version is looked at once a machine.
+        """
+        parallel = self.model_runner.parallel_config
+        parts = max(1, parallel.world_size // parallel.nnodes_within_dp)
+        part = self.local_rank % parts + parts * piece
+        wrong = wrong_shard(self._shoal_folder(folder), open_digest, sha256, part, parts * pieces)
+        return wrong and f"rank {self.rank} on {gethostname()}: {wrong}"
+
+    def shoal_bury(self, folder: str, finders: Sequence[bool]) -> str:
+        """Take `folder` out of sight where this rank is one of those that found it wrong; returns why it could not, or nothing.
+
+        Whoever fetches weights removes what has such a name (`broadcast.weights_folder`), and fetches the version again.
+        """
+        there = self._shoal_folder(folder)
+        if finders[self.rank] and there.is_dir():
+            try:
+                there.rename(there.with_name(f".old-{there.name}"))
+            except FileNotFoundError:
+                return ""  # another rank of this machine was first
+            except OSError as error:
+                return f"rank {self.rank} on {gethostname()}: {error}"
+        return ""
+
+    def _shoal_folder(self, folder: str) -> Path:
+        """A name alone is beside what this rank has loaded."""
+        return Path(self.model_runner.model_config.model).parent / folder
+
     def shoal_swap(self, folder: str, masked: Sequence[int]) -> str:
-        """Load the weights in `folder` in place; returns the folder that this rank's weights are now from. No request may be running.
+        """Load the weights in `folder` in place; returns it as it was given, if this rank's weights are now from it. No request may be running.
+
+        In an engine over several hosts it is a name: each rank has its folders beside the one that it has loaded.
 
         vLLM 0.32 on a CPU packs weights at load, and a reload misses two of the packed copies, so that logits are silently wrong. A head that
         shares the embedding (tied) stays that of the old policy: it is packed again here. Experts come as the checkpoint has them, where the
         kernel reads packed ones: they are packed by whoever makes a layer's kernel, which is thus made again.
         """
-        model = self.model_runner.get_model()
+        runner = self.model_runner
+        path = str(Path(runner.model_config.model).parent / folder)
+        model = runner.get_model()
         for module in model.modules():
             method = getattr(module, "quant_method", None)
             if (
@@ -132,13 +176,13 @@ class HiddenStateExtension:
                 and method.unquantized_backend is UnquantizedMoeBackend.CPU
             ):
                 method.moe_kernel = None
-        self.model_runner.reload_weights(weights_path=folder)
+        runner.reload_weights(weights_path=path)
         head = getattr(model, "lm_head", None)
-        if getattr(model.config, "tie_word_embeddings", False) and head is not None:
+        if getattr(model.config, "tie_word_embeddings", False) and get_pp_group().is_last_rank and head is not None:
             head.quant_method.process_weights_after_loading(head)
         if self.shoal_recorder is not None:
-            self.shoal_recorder.mask(_mask(masked, self.model_runner))
-        return str(self.model_runner.model_config.model)
+            self.shoal_recorder.mask(_mask(masked, runner))
+        return folder if str(runner.model_config.model) == path else str(runner.model_config.model)
 
 
 class RoundingLoader(DefaultModelLoader):
@@ -243,10 +287,26 @@ def _check_runner(runner: Any) -> None:
         raise UnsupportedVllmError("asynchronous scheduling pairs states with tokens later: set async_scheduling=False")
     if runner.speculative_config is not None:
         raise UnsupportedVllmError("with speculative decoding several tokens are sampled in a step: turn it off")
-    if runner.parallel_config.pipeline_parallel_size != 1:
-        raise UnsupportedVllmError(
-            "rank 0 has the last hidden states only without pipeline parallelism: use tensor parallelism"
+
+
+def _make_buffers(runner: Any) -> None:
+    """Make what a stage behind the first copies its input into, where vLLM has not: its dummy run does, which a CPU's worker leaves out when it is
+    told the size of the cache. Of 8,192 tokens at 32B these are 168 MB."""
+    if not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
+        runner.intermediate_tensors = runner.get_model().make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
         )
+
+
+def settled(engine: LLMEngine) -> Iterator[Sequence[Any]]:
+    """Outputs of the batches that stages have under way, until there are none; no other begins. So what was sampled is what was told."""
+    core = engine.engine_core.engine_core
+    core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+    try:
+        while core.batch_queue:
+            yield engine.step()
+    finally:
+        core.scheduler.set_pause_state(PauseState.UNPAUSED)
 
 
 def _record(add: Callable[[Sequence[str], torch.Tensor], None], rows: torch.Tensor, output: Any) -> None:
@@ -262,15 +322,34 @@ def _record(add: Callable[[Sequence[str], torch.Tensor], None], rows: torch.Tens
         add([output.req_ids[index] for index in sampled], rows[sampled])
 
 
-def _record_routes(runner: Any, shape: RouteShape) -> RouteRecorder:
-    """Let every router of the model tell a recorder what it chooses. vLLM's own way is in its second runner only, which is not used here.
+def _note_routes(runner: Any, router: RouteRecorder) -> None:
+    """Have `router` keep the choices at the positions that tokens are drawn from, of the batch that this rank has just passed on.
 
-    Raises UnsupportedVllmError where some router cannot tell, or there are not as many as `shape` says.
+    A prompt that goes on in the next batch has none. Stages before the last hear of a token late, and may see the position twice of a sequence that
+    is computed again: its number among the sequence's tokens tells.
+    """
+    batch = runner.input_batch
+    count = batch.num_reqs
+    numbers = runner.optimistic_seq_lens_cpu[:count].numpy() - batch.num_prompt_tokens[:count]
+    partial = runner.discard_request_mask.np[:count]
+    rows = [
+        row for row, request in enumerate(batch.req_ids) if not partial[row] and numbers[row] == router.tokens(request)
+    ]
+    if rows:
+        last = runner.query_start_loc.gpu[1 : count + 1] - 1
+        router.add([batch.req_ids[row] for row in rows], router.chosen(last[rows]))
+
+
+def _record_routes(runner: Any, shape: RouteShape) -> RouteRecorder | None:
+    """Let every router of this rank's stage tell a recorder what it chooses; None for a stage without routers. vLLM's own way is in its second runner
+    only, which is not used here.
+
+    Raises UnsupportedVllmError where some router cannot tell.
     """
     layers = [module for module in runner.get_model().modules() if isinstance(module, MoERunner)]
-    if len(layers) != shape.layers:
-        raise UnsupportedVllmError(f"routes are of {shape.layers} layers with experts, the engine has {len(layers)}")
-    recorder = RouteRecorder(shape, runner.max_num_tokens, runner.device)
+    if not layers:
+        return None
+    recorder = RouteRecorder(shape.model_copy(update={"layers": len(layers)}), runner.max_num_tokens, runner.device)
     for number, layer in enumerate(sorted(layers, key=lambda each: each.layer_id)):
         if layer._quant_method.is_monolithic or not isinstance(layer.router, BaseRouter):
             raise UnsupportedVllmError(

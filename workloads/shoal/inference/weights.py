@@ -4,6 +4,7 @@ In: the folder that the fetcher fills (it renames a version into place when it i
 version that a step allows. Called by `worker`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +37,14 @@ def versions_in(folder: Path) -> list[int]:
 
 
 def newest_policy(
-    folder: Path, trainer_key: Signer, run: str, lowest: int = 0, highest: int = 999_999
+    folder: Path,
+    trainer_key: Signer,
+    run: str,
+    lowest: int = 0,
+    highest: int = 999_999,
+    usable: Callable[[VersionOnDisk], bool] = lambda policy: True,
 ) -> VersionOnDisk | None:
-    """The newest version from `lowest` to `highest` whose manifest the trainer signed, or None."""
+    """The newest version from `lowest` to `highest` whose manifest the trainer signed and which is `usable`, or None."""
     for version in reversed(versions_in(folder)):
         if not lowest <= version <= highest:
             continue
@@ -49,6 +55,9 @@ def newest_policy(
             get_logger().warning("the version on disk is not usable", version=version, reason=str(error))
             continue
         if (manifest.run, manifest.version) == (run, version):
-            return VersionOnDisk(version, path, manifest)
+            policy = VersionOnDisk(version, path, manifest)
+            if usable(policy):
+                return policy
+            continue
         get_logger().warning("the version on disk belongs to another run", version=version, run=manifest.run)
     return None

@@ -10,8 +10,10 @@ step, a refused file or a failed scoring cost one file and no more.
 import threading
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from shoal.contracts.pools import EngineSettings
 from shoal.contracts.protocol import LEAVE_SECONDS, HandedPart, Lease, LocalSubmission, StepInfo, rest_of
@@ -26,14 +28,16 @@ from shoal.environments.prompts import pinned_tokenizer, prompt_tokens
 from shoal.environments.scored_once import ScoredOnce
 from shoal.inference import metrics
 from shoal.inference.agent import AgentClient
-from shoal.inference.assignments import WorkContext, benchmarks_here, require_rule, work_on
-from shoal.inference.batch import PlannedLease, RunningLease
+from shoal.inference.assignments import WorkContext, benchmarks_here, have_packages, require_rule, work_on
+from shoal.inference.batch import PlannedLease, Row, RunningLease
 from shoal.inference.beside import Beside, RowTools
 from shoal.inference.checkpoint import read_checkpoint
+from shoal.inference.completions import Completion, EngineTerms
 from shoal.inference.engine import Engine
 from shoal.inference.generation import Generation, Wish
+from shoal.inference.hosts import SETTLE_SECONDS, Followers
 from shoal.inference.lease_desk import MOST_LEASES, LeaseDesk
-from shoal.inference.rollouts import assemble, plan_submission
+from shoal.inference.rollouts import answer_of, assemble, plan_submission
 from shoal.inference.weights import VersionOnDisk, newest_policy, versions_in
 from shoal.installed import installed
 from shoal.telemetry import STOP, Liveness, Stopped, busy, every_line, get_logger, wait_for
@@ -63,10 +67,18 @@ class Worker:
     """One engine and the loop that feeds it."""
 
     def __init__(
-        self, home: Path, liveness: Liveness, settings: EngineSettings, trust: TrustedKeys | None = None
+        self,
+        home: Path,
+        liveness: Liveness,
+        settings: EngineSettings,
+        trust: TrustedKeys | None = None,
+        followers: Followers | None = None,
     ) -> None:
-        """`trust`: the keys of the run, which follow those of the agent; None: the agent's first word on the trainer's key holds."""
+        """`trust`: the keys of the run, which follow those of the agent; None: the agent's first word on the trainer's key holds. `followers`: the
+        other hosts of the engine, where it spans several pods.
+        """
         self._trust = trust
+        self._followers = followers
         self._asked_for_keys = 0.0
         self._weights = home / "weights"
         self._tmp = home / "tmp"
@@ -110,7 +122,15 @@ class Worker:
             self._end()
         except Stopped as stopped:
             get_logger().info("stopped", reason=str(stopped))
+        except Exception:
+            if self._followers is not None:
+                time.sleep(
+                    SETTLE_SECONDS
+                )  # the cause may be a host that is gone: then the link ends this process, and says so
+            raise
         finally:
+            if self._followers is not None:
+                self._followers.close()
             if self._engine is not None:
                 self._engine.close()
 
@@ -128,8 +148,11 @@ class Worker:
         self._public: PublicRun = public
         self._codec = public.codec
         require_rule(public.sampler)
+        have_packages(public, self._package, self._tmp / "packages")
         self._training = work_on(public, self._task_table)
         self._benchmarks = benchmarks_here(public, lambda digest: self._task_table(digest, benchmark=True))
+        if self._followers is not None:
+            wait_for("the other hosts of the engine", self._followers.are_here, **self._waiting)
         policy = wait_for("the first weights", lambda: self._newest(0, 999_999), **self._waiting)
         works = [self._training, *self._benchmarks.values()]
         self._tokenizer = pinned_tokenizer(policy.folder, *(work.public.prompt for work in works))
@@ -140,15 +163,21 @@ class Worker:
             self._tools = [
                 (work, tools_of(work.environment, self._tokenizer, self._eos, work.public.prompt)) for work in works
             ]
+            batch = public.sampling.groups_per_submission * public.group_size * public.rows_each
+            terms = EngineTerms(public.max_sequence_length, batch, public.quantization, public.routes)
+            span = self._followers.start(terms, policy) if self._followers is not None else None
             self._engine = Engine(
                 checkpoint,
-                max_sequence_length=public.max_sequence_length,
-                batch=public.sampling.groups_per_submission * public.group_size * public.rows_each,
+                max_sequence_length=terms.max_sequence_length,
+                batch=terms.batch,
                 settings=self._settings,
                 cuts=public.several_versions,
-                quantization=public.quantization,
-                routes=public.routes,
+                quantization=terms.quantization,
+                routes=terms.routes,
+                span=span,
             )
+            self._liveness.progress()
+            self._engine.check(policy.folder, policy.manifest, self._liveness.progress)
         self._desk.several = public.several_versions
         self._first = policy
         self._loaded(policy)
@@ -160,6 +189,9 @@ class Worker:
 
     def _task_table(self, digest: str, *, benchmark: bool = False) -> list[Task]:
         return wait_for("a task table", lambda: self._agent.tasks(digest, benchmark), **self._waiting)
+
+    def _package(self, digest: str) -> bytes:
+        return wait_for("a package", lambda: self._agent.package(digest), **self._waiting)
 
     def _context_of(self, work: Work) -> WorkContext:
         """The run's own tasks, or, for a slice of an evaluation, its benchmark."""
@@ -182,6 +214,7 @@ class Worker:
             handing_in=self._handing_in,
             clock=time.monotonic,
             several=self._public.several_versions,
+            made=self._score_ahead,
         )
         self._at_desk.start()
         while not (STOP.is_set() and not generation.batch.leases):
@@ -297,7 +330,7 @@ class Worker:
     def _swap(self, policy: VersionOnDisk) -> None:
         started = time.monotonic()
         with busy("swap"):
-            self._engine_there.swap(read_checkpoint(policy.folder))
+            self._engine_there.swap(read_checkpoint(policy.folder), policy.manifest, self._liveness.progress)
         metrics.SWAP_SECONDS.observe(time.monotonic() - started, exemplar={"version": str(policy.version)})
         self._loaded(policy)
 
@@ -336,7 +369,21 @@ class Worker:
             ends=now + lease.expires_unix - time.time(),
             life=work.shape.lease_seconds,
             part_seconds=step.hand_in_every_seconds,
+            scored=ScoredOnce(context.environment),
         )
+
+    def _score_ahead(self, row: Row, completion: Completion) -> None:
+        """Score a row as soon as it is whole: its group waits for one answer then, not for all. What fails is tried again with the file."""
+        given, planned = row.of.given, row.episode.row
+
+        def score() -> None:
+            if given.scored is None or row.of.dropped or STOP.is_set():
+                return
+            with suppress(Exception), busy("score"):
+                text = scored_text(given.tools, self._tokenizer, *answer_of(planned, completion), self._eos)
+                given.scored.ahead(planned.task, text)
+
+        self._scoring.put(score)
 
     def _hand_in(self, lease: RunningLease) -> None:
         """Score, write and upload beside decoding."""
@@ -353,8 +400,8 @@ class Worker:
 
     def _score(self, lease: RunningLease) -> None:
         given = lease.given
-        context = self._context_of(given.work)
-        scored = ScoredOnce(context.environment)
+        scored = given.scored or ScoredOnce(self._context_of(given.work).environment)
+        scored.next_file()
 
         def score(task: Task, tokens: Sequence[int], mask: Sequence[bool]) -> float | None:
             reward = scored.reward(task, scored_text(given.tools, self._tokenizer, tokens, mask, self._eos))
@@ -461,7 +508,8 @@ class Worker:
         if self._trust is not None:
             self._follow_keys(self._trust)
             signer = self._trust.of("trainer")
-        return newest_policy(self._weights, signer, self._public.run, lowest, highest)
+        usable = self._followers.all_hold if self._followers is not None else lambda policy: True
+        return newest_policy(self._weights, signer, self._public.run, lowest, highest, usable)
 
     def _follow_keys(self, trust: TrustedKeys) -> None:
         """Take over what the agent has learned of changed keys, now and then."""
@@ -477,9 +525,14 @@ class Worker:
         the loaded one. Many nodes may be shown one slice, and none should empty its engine for it."""
         holds: Sequence[int] = ()
         if self._benchmarks and wish is not None:
-            holds = versions_in(self._weights)[-16:] if wish.empty else [wish.loaded.version]
+            holds = self._usable_versions()[-16:] if wish.empty else [wish.loaded.version]
         return self._agent.step(holds, MOST_LEASES, parts=True)
 
+    def _usable_versions(self) -> list[int]:
+        """Versions that are here, on all hosts of the engine."""
+        found = versions_in(self._weights)
+        return found if self._followers is None else [version for version in found if self._newest(version, version)]
+
     @property
-    def _waiting(self) -> dict:  # type: ignore[type-arg]
+    def _waiting(self) -> dict[str, Any]:
         return {"deadline_seconds": WAIT_SECONDS, "interval_seconds": POLL_SECONDS, "liveness": self._liveness}

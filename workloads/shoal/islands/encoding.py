@@ -5,15 +5,11 @@ little endian) come first, then the values. What is decoded is finite, or `BadPa
 several is made by the caller, in float32. Pure; called by `contributions`.
 """
 
-from typing import get_args
-
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from shoal.contracts.islands import ExchangeType
-
-EXCHANGE_TYPES: tuple[ExchangeType, ...] = get_args(ExchangeType)
 
 BLOCK = 256
 """Values that share a scale: 4 bytes of scale to 256 of int8 are 1.6 %, and a block spans a row or less of most matrices."""

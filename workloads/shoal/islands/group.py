@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 import torch
 from jaxtyping import UInt8
@@ -74,7 +75,7 @@ class RejoinableGroup:
         limit = _Limit(what, self._transfer_seconds if seconds is None else seconds)
         for tensor in tensors:
             for piece in tensor.view(torch.uint8).split(LONGEST_MESSAGE):
-                self._finish(lambda piece=piece: self._group.send([piece], to, 0), limit)  # type: ignore[misc]
+                self._finish(partial(self._group.send, [piece], to, 0), limit)
             self.sent_bytes += tensor.numel() * tensor.element_size()
 
     def receive(self, tensors: Sequence[Tensor], sender: int, what: str, seconds: float | None = None) -> None:
@@ -82,7 +83,7 @@ class RejoinableGroup:
         limit = _Limit(what, self._transfer_seconds if seconds is None else seconds)
         for tensor in tensors:
             for piece in tensor.view(torch.uint8).split(LONGEST_MESSAGE):
-                self._finish(lambda piece=piece: self._group.recv([piece], sender, 0), limit)  # type: ignore[misc]
+                self._finish(partial(self._group.recv, [piece], sender, 0), limit)
 
     def leave(self) -> None:
         """Drop the connections: whoever still waits for this island learns it at once."""

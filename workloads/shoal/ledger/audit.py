@@ -108,7 +108,8 @@ class AuditReport:
     undeclared: int = 0  # entries before the first that declares the run: all of them where none does
     key_changes: int = 0
     documents: int = 0
-    repeated_rejects: int = 0  # of which all the findings were there that they take
+    claimed_rows: int = 0  # of accepted files, whose rewards no validator scored again
+    repeated_rejects: int = 0  # whose findings are all there
     terms: list[DeclaredTerms] = field(default_factory=list)  # as entries declare them, the last ones in force
     kinds: Counter[str] = field(default_factory=Counter)
     nodes: dict[str, NodeTotals] = field(default_factory=dict)
@@ -318,6 +319,7 @@ class Audit:
         totals.files_accepted += 1
         totals.groups += file.groups
         totals.tokens += file.tokens
+        self.report.claimed_rows += file.claimed_rows or 0
         totals.looked_at += file.tokens if file.looked_at is None else file.looked_at
         self._prove(totals)
         if (said := file.compute) is not None:

@@ -17,7 +17,7 @@ from shoal.contracts.signed import Signed, sign
 from shoal.ledger.chain import BrokenChain, pack_segment
 from shoal.ledger.entries import SEGMENT_ENTRIES, LedgerCheckpoint
 from shoal.ledger.writer import READERS, LedgerWriter
-from shoal.storage import NotFound
+from shoal.storage import find
 
 CHECKPOINT_SECONDS = 60.0
 """The newest entries are under a checkpoint after a minute: short for a person, and no more than 1,440 small objects a day."""
@@ -91,12 +91,8 @@ class Checkpoints:
     def _publish_roster(self) -> None:
         """The roster beside the ledger, so that a copy of the ledger is checked with the run's public key alone."""
         data = self._roster.to_json()
-        try:
-            if self._ledger.store.get(keys.ROSTER) == data:
-                return
-        except NotFound:
-            pass
-        self._ledger.store.put(keys.ROSTER, data)
+        if find(self._ledger.store, keys.ROSTER, bytes) != data:
+            self._ledger.store.put(keys.ROSTER, data)
 
     def _write_segment(self) -> None:
         """The next segment, when a checkpoint covers its entries and it is not there yet."""

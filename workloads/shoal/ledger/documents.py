@@ -71,6 +71,8 @@ def _verdict_problem(run: str, fact: Accepted | Rejected, verdict: Verdict) -> s
         return "it is of another part of its lease than the validator's verdict"
     if isinstance(fact, Accepted) and fact.looked_at not in (None, verdict.looked_at):
         return f"it says that {fact.looked_at} tokens were looked at, the validator {verdict.looked_at}"
+    if isinstance(fact, Accepted) and (fact.claimed_rows or 0) != verdict.claimed_rows:
+        return f"it says that {fact.claimed_rows or 0} rows were not scored again, the validator {verdict.claimed_rows}"
     return None
 
 

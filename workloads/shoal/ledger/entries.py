@@ -197,6 +197,11 @@ class Accepted(_OfFile):
         exclude_if=unset,
         description="of a lease that was handed in in parts: its groups count once files with all of them are accepted",
     )
+    claimed_rows: Count | None = Field(
+        default=None,
+        exclude_if=unset,
+        description="rows whose reward is the worker's own, which no validator can score again; absent: none",
+    )
 
     @property
     def counted_groups(self) -> int:
@@ -252,6 +257,7 @@ class MalformedFact(Contract):
     left_out: list[Count] | None = None
     looked_at: Count | None = None
     part: LeasePart | None = None
+    claimed_rows: Count | None = None
     keys: Signed[Roster] | None = None
 
     @property

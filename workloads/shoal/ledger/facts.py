@@ -13,7 +13,7 @@ from pydantic import Field
 from shoal.contracts.base import Contract, NodeId, RunName, Sha256Hex, unset
 from shoal.contracts.datasets import Mode
 from shoal.contracts.pools import PoolTerms
-from shoal.contracts.protocol import Hardware, ShortText
+from shoal.contracts.protocol import Hardware, PrintableText
 from shoal.contracts.recipe import Recipe
 
 ComputeDomain = Literal["reinforcement-learning", "data-generation", "supervised-fine-tuning"]
@@ -53,7 +53,8 @@ class RunTerms(Contract):
     recipe_digest: Sha256Hex | None = Field(
         default=None,
         exclude_if=unset,
-        description="`recipe_digest` of a recipe with schedules, a mismatch correction or an objective of its own; None: it has none of them",
+        description="`recipe_digest` of a recipe with schedules, sources, a mismatch correction, credit by turns or an own objective;"
+        " None: it has none of them",
     )
     objective: str | None = Field(
         default=None,
@@ -80,5 +81,5 @@ class InvitedNode(Contract):
     pool: RunName
     expires_unix: int = Field(ge=0)
     registered_unix: float | None = Field(default=None, description="on discovery's clock; None: noted at its joining")
-    software_version: ShortText = ""
+    software_version: PrintableText = ""
     hardware: Hardware | None = Field(default=None, description="by its own account; None: noted at its joining")

@@ -8,7 +8,6 @@ Called by the ledger's writer, who signs roots, and by whoever checks the ledger
 import hashlib
 from collections.abc import Sequence
 
-HASH_BYTES = 32
 LONGEST_PATH = 64
 """Hashes of a proof at most: a list of 2^63 leaves has no longer one."""
 EMPTY_ROOT = hashlib.sha256(b"").digest()

@@ -21,7 +21,7 @@ from shoal.ledger.documents import document_key, document_problem, findings_prob
 from shoal.ledger.entries import BatchSealed, EntryKind, LedgerCheckpoint, LedgerEntry
 from shoal.ledger.source import LedgerSource, Trust
 from shoal.storage import BadKey, NotFound, Store, StoreUnavailable
-from shoal.text import count, plain
+from shoal.text import Say, count, plain
 
 READERS = 16
 CHUNK = 512
@@ -36,8 +36,6 @@ MOST_OPINIONS = 256
 PROGRESS_SECONDS = 2.0
 WITH_DOCUMENT: tuple[EntryKind, ...] = ("accepted", "rejected", "batch-sealed", "version-published")
 """Kinds for which `document_key` has a key."""
-
-Say = Callable[[str], None]
 
 
 def read_ledger(
@@ -82,20 +80,23 @@ def _read(
         raise InputWrong("there is no entry under ledger/: the run has not begun, or this is not its folder")
     audit = Audit(roster, checkpoints, roster.run_keys(signed.signer)[0])
     audit.report.problems += problems
-    there = 0
-    for number, info in enumerate(listed):
-        if info.key != keys.ledger_entry(number) or info.size > LARGEST_ENTRY_BYTES:
-            what = "is too large for one" if info.key == keys.ledger_entry(number) else "has another content"
-            audit.report.problems.append(f"entry {number} is not there: {plain(info.key)} {what}")
+    there, whole = 0, True
+    for info in listed:
+        number = keys.parse_ledger_entry(info.key)
+        if number is None or info.size > LARGEST_ENTRY_BYTES:
+            what = "has another content" if number is None else "is too large for one"
+            audit.report.problems.append(f"entry {there} is not there: {plain(info.key)} {what}")
+            whole = False
             break
-        there = number + 1
-    whole = there == len(listed)
+        there = (
+            number + 1
+        )  # a folder's list may lack what is written meanwhile, and have what follows: entries are read by number
     del listed
     progress = Progress(say, there, "entries")
     try:
         for data in read_all(store, map(keys.ledger_entry, range(there))):
             if data is None:
-                raise BadLedger(f"entry {audit.report.entries} was there but is gone")
+                raise BadLedger(f"entry {audit.report.entries} is not there")
             entry = audit.take(data)
             if each is not None:
                 each(entry)

@@ -40,7 +40,8 @@ def terms_of_run(config: RunConfig) -> RunTerms:
         pool_count=len(config.pools),
         pools_digest=pools_digest(config.pools),
         recipe_digest=recipe_digest(recipe)
-        if own or recipe.schedules or recipe.mismatch_correction or recipe.router_replay
+        if any((own, recipe.schedules, recipe.mismatch_correction, recipe.router_replay, recipe.sources))
+        or recipe.credit == "Turn"
         else None,
         objective=f"{own.path} sha256:{own.sha256}" if own else None,
     )

@@ -33,8 +33,9 @@ def entry_line(entry: LedgerEntry) -> str:
     if said["digest"] is not None:
         parts.append(f"digest {said['digest'][:SHORT]}")
     match entry.fact:
-        case Accepted(compute=compute) if compute is not None:
-            parts.append(f"flops {compute.flops:.3g}")
+        case Accepted(compute=compute, claimed_rows=claimed):
+            parts += [f"flops {compute.flops:.3g}"] if compute is not None else []
+            parts += [f"rows not scored again {claimed}"] if claimed else []
         case NodeInvited(invited=invited):
             parts.append(f"pool {invited.pool}")
         case RunDeclared(terms=terms) | TermsChanged(terms=terms):
@@ -103,7 +104,14 @@ def totals_lines(report: AuditReport, probation_files: int | None) -> list[str]:
     flops = sum(node.credited_flops(probation_files) for node in report.nodes.values())
     lines.append(f"{report.flops:.3g} floating-point operations by estimate, {flops:.3g} of what is credited")
     lines.append(probation_line(report, probation_files))
+    lines += claimed_lines(report)
     return lines
+
+
+def claimed_lines(report: AuditReport) -> list[str]:
+    """How many rows nobody scored again; none where all were."""
+    words = "accepted rows have the reward that their worker claimed: their scores cannot be made again"
+    return [f"{count(report.claimed_rows)} {words}"] if report.claimed_rows else []
 
 
 def probation_line(report: AuditReport, probation_files: int | None) -> str:
@@ -124,6 +132,7 @@ def totals_records(report: AuditReport, probation_files: int | None) -> dict[str
         "tokens": report.tokens,
         "flops": report.flops,
         "forfeited": report.forfeited,
+        "claimed_rows": report.claimed_rows,
         "nodes": [
             {
                 "node": node,
@@ -157,6 +166,7 @@ def report_lines(report: AuditReport, trust: Trust, documents: bool, votes: str)
         f"checkpoints: {count(report.checkpoints)}, the newest that fits covers {count(report.covered)} entries;"
         f" {count(report.entries - report.covered)} came after it",
     ]
+    lines += claimed_lines(report)
     if documents:
         lines.append(f"documents compared: {count(report.documents)}")
         lines.append(f"rejects with all the findings that they take ({votes}): {count(report.repeated_rejects)}")
@@ -196,6 +206,7 @@ def report_record(report: AuditReport, trust: Trust) -> dict[str, object]:
         "good": not report.problems,
         "entries": report.entries,
         "entries_undeclared": report.undeclared,
+        "claimed_rows": report.claimed_rows,
         "nodes": len(report.nodes),
         "key_changes": report.key_changes,
         "kinds": dict(sorted(report.kinds.items())),

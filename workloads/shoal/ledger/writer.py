@@ -7,7 +7,7 @@ orchestrator's services; `load` by `recovery` at start. Checkpoints and segments
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from shoal.contracts import keys
@@ -18,11 +18,12 @@ from shoal.ledger.entries import SEGMENT_ENTRIES, Fact, KeysChanged, LedgerCheck
 from shoal.ledger.merkle import Frontier
 from shoal.ledger.succession import Succession
 from shoal.ledger.view import LedgerView
-from shoal.storage import NotFound, Store
+from shoal.storage import NotFound, ObjectInfo, Store, find
 from shoal.telemetry import get_logger
 
 READERS = 16
 """Parallel reads at start: entries are small, so the time is the store's latency."""
+REMEDY = "restore the ledger from a copy, or start the run again under another prefix"
 MAX_LOST_RACES = 1000
 """Each lost race is another writer's progress; a thousand in a row mean that something else is wrong."""
 
@@ -49,14 +50,15 @@ class LedgerWriter:
     def load(self) -> None:
         """Read and verify every entry that is there; raises `BrokenChain` when one is missing, changed or not ours.
 
-        Entries of segments that a signed checkpoint of ours vouches for are taken from there, a thousand with one read; all others one by one.
+        Entries of segments that a signed checkpoint of ours vouches for are taken from there, a thousand with one read; all others one by one, by
+        their numbers: a folder's list may lack entries that another orchestrator wrote meanwhile, and have later ones.
         """
         with self._lock, ThreadPoolExecutor(READERS) as readers:
-            names = [info.key for info in self.store.list(keys.LEDGER)]
+            end = last_listed(self.store.list(keys.LEDGER)) + 1
             for entry in self._vouched(readers):
                 self.view.apply(entry)
-            begin = self.view.next_number
-            for number, data in enumerate(readers.map(self.store.get, names[begin:]), begin):
+            rest = range(self.view.next_number, end)
+            for number, data in zip(rest, readers.map(self._bytes_of, rest), strict=True):
                 self.view.apply(self._followed(number, data))
 
     def catch_up(self) -> None:
@@ -127,6 +129,12 @@ class LedgerWriter:
         except BadSignature as error:
             raise _not_ours(number, error) from error
 
+    def _bytes_of(self, number: int) -> bytes:
+        try:
+            return self.store.get(keys.ledger_entry(number))
+        except NotFound:
+            raise BrokenChain(f"ledger entry {number} is not there, and later ones are; {REMEDY}") from None
+
     def is_orchestrator(self, key: str) -> bool:
         """Whether a key is ours, or was the orchestrator's before."""
         return key == self.key.public or (self._succession is not None and self._succession.is_orchestrator(key))
@@ -141,9 +149,8 @@ class LedgerWriter:
 
     def _absorb_next(self) -> bool:
         number = self.view.next_number
-        try:
-            data = self.store.get(keys.ledger_entry(number))
-        except NotFound:
+        data = find(self.store, keys.ledger_entry(number), bytes)
+        if data is None:
             return False
         self.view.apply(self._followed(number, data))
         return True
@@ -184,8 +191,16 @@ class LedgerWriter:
         return entries
 
 
+def last_listed(entries: Iterable[ObjectInfo]) -> int:
+    """The highest number of a ledger's listing, -1 for none; raises `BrokenChain` at a key that is none of an entry."""
+    last = -1
+    for info in entries:
+        number = keys.parse_ledger_entry(info.key)
+        if number is None:
+            raise BrokenChain(f"{info.key} is no entry of a ledger: move it away")
+        last = max(last, number)
+    return last
+
+
 def _not_ours(number: int, error: Exception) -> BrokenChain:
-    return BrokenChain(
-        f"ledger entry {number} is not one that this run's orchestrator signed: {error};"
-        " restore the ledger from a copy, or start the run again under another prefix"
-    )
+    return BrokenChain(f"ledger entry {number} is not one that this run's orchestrator signed: {error}; {REMEDY}")

@@ -13,13 +13,15 @@ from torch import Tensor
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 """Stacks of shape experts x (2 x width) x hidden and experts x hidden x width, as transformers names them."""
+MATRICES = {GATE_UP: ("gate_proj", "up_proj"), DOWN: ("down_proj",)}
+"""What a checkpoint calls the matrices of an expert that lie in a stack, from its first rows on, all of one size."""
 ADAPTERS = ("lora_a", "lora_b")
-"""Parameters that a trainer's adapter adds to a linear layer; no checkpoint has them."""
+"""Parameters that a trainer's adapter adds to a linear layer or to experts; no checkpoint has them."""
 
 
 def is_stack(module: torch.nn.Module) -> bool:
     """Whether a module holds experts as stacks that a checkpoint has as single matrices."""
-    held = [module._parameters.get(name) for name in (GATE_UP, DOWN)]
+    held = [module._parameters.get(name) for name in MATRICES]
     return all(stack is not None and stack.dim() == 3 for stack in held)
 
 
@@ -30,13 +32,18 @@ def stacks(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor of the checkpoint: which of the model's `state` it is of, and of a stack which rows of which expert's matrix."""
+    """Where a tensor of the checkpoint lies in the model: in which entry of its `state`, and in a stack, in which rows of which expert's matrix."""
 
     name: str
     state: str
     shape: torch.Size
     expert: int | None = None
     first: int = 0
+
+    @property
+    def matrix(self) -> str:
+        """Last name of the layer, or of the expert's matrix, that this is a tensor of."""
+        return self.name.rpartition(".")[0].rpartition(".")[2]
 
     def within(self, part: Tensor, first_expert: int = 0) -> Tensor:
         """This tensor's values in `part`: the whole of `state`, or its experts from `first_expert` on. A view."""
@@ -52,19 +59,18 @@ def places(model: Any) -> dict[str, Place]:
         module, _, last = name.rpartition(".")
         if name in tied or last in ADAPTERS:
             continue
-        if module in held and last in (GATE_UP, DOWN):
-            found += _of_experts(module, name, tensor.shape)
+        if module in held and last in MATRICES:
+            found += _of_experts(module, last, tensor.shape)
         else:
             found.append(Place(name, name, tensor.shape))
     return {place.name: place for place in sorted(found, key=lambda place: place.name)}
 
 
-def _of_experts(module: str, state: str, shape: torch.Size) -> list[Place]:
+def _of_experts(module: str, stack: str, shape: torch.Size) -> list[Place]:
     experts, rows, columns = shape
-    halves = ("gate_proj", "up_proj") if state.endswith(GATE_UP) else (DOWN,)
-    each = torch.Size((rows // len(halves), columns))
+    each = torch.Size((rows // len(MATRICES[stack]), columns))
     return [
-        Place(f"{module}.{expert}.{half}.weight", state, each, expert, number * each[0])
+        Place(f"{module}.{expert}.{matrix}.weight", f"{module}.{stack}", each, expert, number * each[0])
         for expert in range(experts)
-        for number, half in enumerate(halves)
+        for number, matrix in enumerate(MATRICES[stack])
     ]

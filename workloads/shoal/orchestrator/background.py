@@ -1,4 +1,4 @@
-"""The orchestrator's background tasks: rebuild when needed, invite, reap, end leases, settle late files, report, collect.
+"""The orchestrator's background tasks: repair or rebuild what failed, invite, reap, end leases, settle late files, report, collect.
 
 Three threads: the housekeeper, the inviter, which waits for discovery, and the one that rebuilds; neither delays the first, which goes on while
 Redis has the run's state. Each task may fail when a peer does not answer; it is logged and retried at the next round, so that every loop survives a
@@ -41,7 +41,7 @@ LIVENESS_SECONDS = 120.0  # a round that waits for the store may take its deadli
 
 
 class Background:
-    """Starts and stops the threads; `wake` asks for a rebuild soon."""
+    """Starts and stops the threads; `wake` asks for a look at what failed."""
 
     def __init__(self, state: RunState, discovery: SignedClient) -> None:
         self._state = state
@@ -49,8 +49,6 @@ class Background:
         self._old_objects = OldObjects(state)
         self._checkpoints = Checkpoints(state.ledger, state.keys.notice.roster)
         self._stop = threading.Event()
-        self._rebuild = threading.Event()
-        self._rebuild.set()
         self._soon = threading.Event()
         self._knows = threading.Event()  # this process has read the run's state, and Redis still has it
         self.liveness = Liveness(LIVENESS_SECONDS)
@@ -71,13 +69,12 @@ class Background:
             thread.join(timeout=5.0)
 
     def wake(self) -> None:
-        """Something went wrong between store and Redis, or Redis is empty: rebuild at once."""
-        self._rebuild.set()
+        """Something went wrong between store and Redis, or Redis is empty: repair or rebuild at once."""
         self._soon.set()
 
     def _rebuilding(self) -> None:
         while not self._stop.is_set():
-            if not self._attempt("rebuild", self._rebuild_if_needed):
+            if not self._attempt("repair", self._repair):
                 self._stop.wait(PAUSE_AFTER_FAILURE_SECONDS)
             self._soon.wait(ROUND_SECONDS)
             self._soon.clear()
@@ -116,20 +113,17 @@ class Background:
                     attempt("report nodes", lambda: report_details(self._state))
                 if rounds % SWEEP_ROUNDS == SWEEP_ROUNDS - 1:
                     attempt("sweep staging", lambda: sweep_staging(self._state))
+                    attempt("look at old notes", lambda: recovery.sweep_waiting(self._state))
                     attempt("look for old objects", self._old_objects.look)
             rounds += 1
             self.liveness.progress()
             self._stop.wait(ROUND_SECONDS if all(fine) else PAUSE_AFTER_FAILURE_SECONDS)
 
-    def _rebuild_if_needed(self) -> None:
-        if not self._rebuild.is_set() and recovery.is_built(self._state):
-            return
-        self._rebuild.clear()  # first, so that a failure meanwhile asks for another one
-        try:
+    def _repair(self) -> None:
+        if recovery.must_rebuild(self._state):
             recovery.rebuild(self._state)
-        except BaseException:
-            self._rebuild.set()
-            raise
+        else:
+            recovery.repair(self._state)
 
     def _seal(self) -> None:
         for step in openable_steps(self._state):
@@ -177,7 +171,7 @@ def settle_late(state: RunState) -> None:
     old = state.clock() - leases.MEMORY_SECONDS
     for record in state.leases.all():
         if record.lease.expires_unix < old and closed(state, known(state, record.lease.step)):
-            state.leases.forget(record.lease.lease)
+            state.leases.forget(record.lease)
 
 
 def sweep_staging(state: RunState) -> int:

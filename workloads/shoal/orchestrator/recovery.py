@@ -1,17 +1,22 @@
 """Recovery: everything in Redis made again from the object store, and whatever a crash left half done finished.
 
-`rebuild` is called when the orchestrator starts, when Redis lost its memory, and after an error in the middle of a write. It only adds what is
-missing and repeats what is idempotent, so it may run at any time, beside requests, and twice. Order of truth: ledger, verdicts, submissions, leases.
+`rebuild` is called when the orchestrator starts, and when Redis lost its memory or is another process than before, which may lack its last second.
+After any other error `repair` reads what that error left in doubt (`doubts`). Both add what is missing and repeat what is idempotent, so
+they may run at any time, beside requests, and twice. Order of truth: ledger, verdicts, submissions, leases.
 
-Cost: one read for each lease of an open step, another where its file is not accepted; two for each file that waits (`waiting/`). Nothing is read of
-what is closed, however much there was. At the paper's size (40 files a step, five steps open) these are 420 reads. Late files are listed, a thousand
-with one request, and not read. A store that an earlier release wrote is read in full once, and then has `indexed.json`.
+Cost of a rebuild: one read for each lease of an open step, another where its file is not accepted; two for each file that waits (`waiting/`).
+Nothing is read of what is closed, however much there was. At the paper's size (40 files a step, five steps open) these are 420 reads. Late files are
+listed, a thousand with one request, and not read. A store that an earlier release wrote is read in full once, and then has `indexed.json`. A repair
+costs a listing or two and some six reads for each file in doubt.
 """
 
+import random
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
+from redis.exceptions import RedisError
 
 from shoal.contracts import keys
 from shoal.contracts.signed import BadSignature, Signed, sign
@@ -20,6 +25,7 @@ from shoal.contracts.verdicts import Opinion, Verdict
 from shoal.contracts.weights import VersionOpen
 from shoal.contracts.work import pools_digest
 from shoal.crypto.canonical import document_digest
+from shoal.orchestrator.doubts import FileInDoubt, LeasesInDoubt, NodeInDoubt, Part
 from shoal.orchestrator.evaluation import evaluations
 from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.run_state import RunState
@@ -27,19 +33,26 @@ from shoal.orchestrator.verdicts.learning import WINDOW_GROUPS
 from shoal.orchestrator.verdicts.queue import Job, OpinionNote
 from shoal.orchestrator.verdicts.verdicts import evict, key_of, record_verdict
 from shoal.orchestrator.work import beacons, parts
-from shoal.orchestrator.work.open_work import openable_steps
+from shoal.orchestrator.work.lease_returns import give_up_leases
+from shoal.orchestrator.work.open_work import closed, known, openable_steps
 from shoal.orchestrator.work.records import LeaseRecord, SubmissionRecord
 from shoal.orchestrator.work.sealing import seal_if_full
-from shoal.orchestrator.work.uploads import find_record, find_verdict
-from shoal.storage import NotFound
+from shoal.orchestrator.work.uploads import find_record, find_verdict, finish, let_go
+from shoal.storage import NotFound, StoreUnavailable, find
 from shoal.storage.parallel import in_parallel
 from shoal.telemetry import get_logger
 
 FORGOTTEN_SECONDS = 3600.0  # a notice that is repeated comes within minutes
+OLD_NOTES = 128
+"""Old notes that one look reads: files wait an hour for their verdict where validators are away."""
 MOST_LISTINGS = 8  # steps whose leases are listed one by one; a training run has at most five open
 
 BUILT = "built"
 """Key in Redis whose absence says that Redis lost its memory."""
+PROCESS_SECONDS = 60.0
+"""From one rebuild for another process of Redis to the next: behind a proxy each `INFO` may come from another node."""
+AWAY_IN_A_ROW = 2
+"""Parts in a row for which store or Redis fail: then they are taken to be away. One alone may be an object that cannot be read."""
 
 
 def is_built(state: RunState) -> bool:
@@ -47,8 +60,76 @@ def is_built(state: RunState) -> bool:
     return state.is_read and bool(state.redis.exists(f"{state.prefix}:{BUILT}"))
 
 
+def must_rebuild(state: RunState) -> bool:
+    """Whether everything must be read again. Redis writes its file once a second: a process after a killed one lacks what came since."""
+    if not is_built(state):
+        return True
+    built, process = state.redis.get(f"{state.prefix}:{BUILT}"), _redis_process(state)
+    return bool(process) and built != process and state.clock() >= state.process_changed_unix + PROCESS_SECONDS
+
+
+def _redis_process(state: RunState) -> str:
+    """What names the process that Redis is: it changes with a restart, and where a replica takes over. Empty where Redis does not tell."""
+    return str(state.redis.info("server").get("run_id", ""))
+
+
+def repair(state: RunState) -> None:
+    """Bring in line with the store what errors left in doubt, and nothing else. What cannot be repaired stays in doubt, and its error is raised."""
+    left, failed = deque(state.doubts.taken()), dict[Part, Exception]()
+    away = 0
+    try:
+        while left and away < AWAY_IN_A_ROW:  # the others would wait as long for the same answer
+            part = left.popleft()
+            try:
+                _repair(state, part)
+                away = 0
+            except Exception as error:
+                failed[part] = error
+                away = away + 1 if isinstance(error, StoreUnavailable | RedisError) else 0
+    finally:
+        state.doubts.add([*left, *failed])  # what failed comes last the next time, and holds up nothing
+    for problem in failed.values():
+        raise problem
+
+
+def _repair(state: RunState, part: Part) -> None:
+    match part:
+        case NodeInDoubt(node=node):
+            state.ledger.catch_up()
+            _restore_nodes(state, [node] if node in state.view.joined or node in state.view.evicted else [])
+            if node in state.view.evicted:
+                give_up_leases(state, node)
+        case LeasesInDoubt(step=step, node=node):
+            _restore_leases_of(state, step, node)
+        case FileInDoubt(step=step, node=node, sha256=sha256):
+            state.ledger.catch_up()  # another orchestrator may have concluded the verdict: it counts once
+            _restore_leases_of(state, step, node)  # the one for the rest that the file left is among them
+            file = WaitingFile(keys.waiting(step, node, sha256), (node, sha256), state.clock())
+            with state.settle_lock:  # no verdict comes between the queue and the lease
+                if not _conclude_verdicts(state, [file]):
+                    _restore_queue(state, [file], serving=True)
+                record = find_record(state, node, sha256)
+                lease = state.leases.get(record.lease) if record is not None else None
+                if record is not None and lease is not None:
+                    receipt = finish(state, record, lease)
+                    if receipt.status in ("rejected", "expired"):  # the verdict came before the lease was closed
+                        parts.free_again(state, record.lease)
+
+
+def _restore_leases_of(state: RunState, step: int, node: str) -> None:
+    """The leases of one node for one step that Redis lacks; of closed work it may have forgotten them."""
+    if closed(state, known(state, step)):
+        return
+    held = {each.lease.submission for each in state.leases.all() if (each.lease.step, each.lease.node) == (step, node)}
+    found = {keys.lease(step, node, number) for number in held}
+    listed = [info.key for info in state.store.list(f"{keys.LEASES}{step:06d}/{node}/")]
+    _restore_leases(state, [key for key in listed if key not in found])
+
+
 def rebuild(state: RunState) -> None:
-    """Bring Redis and the ledger in line with the store."""
+    """Bring Redis and the ledger in line with the store. What is in doubt stays so: a Redis that kept its memory may have it half done."""
+    redis_process, serving = _redis_process(state), is_built(state)
+    process_before = state.redis.get(f"{state.prefix}:{BUILT}")
     state.ledger.catch_up()
     state.terms.open()
     _publish_settings(state)
@@ -62,9 +143,9 @@ def rebuild(state: RunState) -> None:
     if state.config.validation.slashing == "Evict":
         for node in state.view.rejected_nodes - state.view.evicted:
             evict(state, node, "a file was rejected")
-    _restore_nodes(state)
-    _restore_queue(state, [file for file in waiting if file.name not in judged])
-    _restore_leases(state)
+    _restore_nodes(state, [*state.view.joined])
+    _restore_queue(state, [file for file in waiting if file.name not in judged], serving=serving)
+    _restore_leases(state, _lease_keys(state))
     for step in openable_steps(state):
         seal_if_full(state, step)
         pools_digest(state.codec.step(step))  # read from the batches before anybody waits for a lease
@@ -76,7 +157,9 @@ def rebuild(state: RunState) -> None:
     _restore_last_step(state)
     _restore_version_bytes(state)
     _restore_answers(state)
-    state.redis.set(f"{state.prefix}:{BUILT}", "1")
+    state.redis.set(f"{state.prefix}:{BUILT}", redis_process)
+    if state.is_read and process_before not in (None, redis_process):
+        state.process_changed_unix = state.clock()
     state.is_read = True
     get_logger().info(
         "rebuilt the state from the store",
@@ -89,12 +172,8 @@ def rebuild(state: RunState) -> None:
 def _publish_settings(state: RunState) -> None:
     """The configuration beside the ledger, signed, so that whoever reads the store can recompute the run (`shoal ledger audit`)."""
     data = sign(state.config, state.key).to_json()
-    try:
-        if state.store.get(keys.SETTINGS) == data:
-            return
-    except NotFound:
-        pass
-    state.store.put(keys.SETTINGS, data)
+    if find(state.store, keys.SETTINGS, bytes) != data:
+        state.store.put(keys.SETTINGS, data)
 
 
 def _restore_version_bytes(state: RunState) -> None:
@@ -149,13 +228,27 @@ class WaitingFile:
     noted_unix: float
 
 
-def _waiting(state: RunState) -> list[WaitingFile]:
-    """What is under `waiting/`. A file that only Redis knows, as of an orchestrator of an earlier release beside this one, is noted there."""
-    found = {}
+def sweep_waiting(state: RunState) -> None:
+    """Look at notes that are an hour old: what a crash left half done is finished, or goes with its bytes.
+
+    Cost: a listing, and five reads for each of `OLD_NOTES` at most."""
+    old = [file for file in _noted(state) if _is_old(state, file.noted_unix)]
+    some = random.sample(old, min(OLD_NOTES, len(old)))  # those that only wait for a verdict must not hide the others
+    judged = _conclude_verdicts(state, some)
+    _restore_queue(state, [file for file in some if file.name not in judged], serving=True)
+
+
+def _noted(state: RunState) -> list[WaitingFile]:
+    found = []
     for info in state.store.list(keys.WAITING):
         _, _, node, file = info.key.split("/")
-        name = (node, file.removesuffix(".json"))
-        found[name] = WaitingFile(info.key, name, info.modified_unix)
+        found.append(WaitingFile(info.key, (node, file.removesuffix(".json")), info.modified_unix))
+    return found
+
+
+def _waiting(state: RunState) -> list[WaitingFile]:
+    """What is under `waiting/`. A file that only Redis knows, as of an orchestrator of an earlier release beside this one, is noted there."""
+    found = {file.name: file for file in _noted(state)}
     for job in state.queue.all():
         name, key = (
             (job.record.node, job.record.sha256),
@@ -178,10 +271,10 @@ def _conclude_verdicts(state: RunState, waiting: Sequence[WaitingFile]) -> set[t
     return found
 
 
-def _restore_nodes(state: RunState) -> None:
+def _restore_nodes(state: RunState, nodes: Sequence[str]) -> None:
     """Admitted nodes get the benefit of the doubt: Healthy as of now, so that a node that is gone is found silent again in due time."""
     now = state.clock()
-    for node in list(state.view.joined):
+    for node in nodes:
         if node in state.view.evicted:
             state.nodes.put(NodeRecord(node=node, state="Banned" if node in state.view.banned else "Evicted"))
         elif node in state.view.dead:
@@ -190,16 +283,21 @@ def _restore_nodes(state: RunState) -> None:
             state.nodes.put_if_absent(NodeRecord(node=node, state="Healthy", last_heartbeat_unix=now))
 
 
-def _restore_queue(state: RunState, waiting: Sequence[WaitingFile]) -> None:
-    """Queue every file without a verdict, in the order received, with the opinions already given on it."""
+def _restore_queue(state: RunState, waiting: Sequence[WaitingFile], *, serving: bool = False) -> None:
+    """Queue every file without a verdict, in the order received, with the opinions already given on it.
+
+    `serving`: verdicts come in meanwhile, so that one may have come since these files were looked at."""
     records = [record for record in in_parallel(lambda file: _submitted(state, file), waiting) if record is not None]
     for record in sorted(records, key=lambda record: record.received_unix):
-        if state.queue.get(record.node, record.sha256) is None:
-            state.queue.add(Job(record=record, opinions=_opinions(state, record)), state.clock())
+        with state.settle_lock:
+            judged = serving and find_verdict(state, record.node, record.sha256) is not None
+            if not judged and state.queue.get(record.node, record.sha256) is None:
+                state.queue.add(Job(record=record, opinions=_opinions(state, record)), state.clock())
 
 
 def _submitted(state: RunState, file: WaitingFile) -> SubmissionRecord | None:
-    """The submission of a waiting file. One whose lease was bound to it, and no more, is finished; a note that led to nothing goes after a while."""
+    """The submission of a waiting file. One whose lease was bound to it, and no more, is finished; a note that led to nothing goes after a while, and
+    with it bytes that a crash left without a submission."""
     record = find_record(state, *file.name)
     if record is not None:
         return record
@@ -211,9 +309,16 @@ def _submitted(state: RunState, file: WaitingFile) -> SubmissionRecord | None:
             return bound
     except NotFound:
         pass
-    if file.noted_unix < state.clock() - FORGOTTEN_SECONDS:
-        state.store.delete(file.key)
+    if _is_old(state, file.noted_unix):
+        folder = file.key.rpartition("/")[0]
+        now = [info.modified_unix for info in state.store.list(f"{folder}/") if info.key == file.key]
+        if all(_is_old(state, noted) for noted in now):  # else its notice was repeated meanwhile
+            let_go(state, *file.name, file.key)
     return None
+
+
+def _is_old(state: RunState, noted_unix: float) -> bool:
+    return noted_unix < state.clock() - FORGOTTEN_SECONDS
 
 
 def _opinions(state: RunState, record: SubmissionRecord) -> list[OpinionNote]:
@@ -233,8 +338,8 @@ def _opinions(state: RunState, record: SubmissionRecord) -> list[OpinionNote]:
     return notes
 
 
-def _restore_leases(state: RunState) -> None:
-    """Leases of steps that are not sealed; those that have their file are closed. Submission numbers go on after the highest."""
+def _restore_leases(state: RunState, lease_keys: Sequence[str]) -> None:
+    """Leases of open work, by their keys; those that have their file are closed. Submission numbers go on after the highest."""
 
     accepted = {
         (step, file.node, file.submission): file
@@ -247,20 +352,19 @@ def _restore_leases(state: RunState) -> None:
         known = accepted.get((lease.lease.step, lease.lease.node, lease.lease.submission))
         if known is not None and known.part is None:
             return lease.model_copy(update={"status": "submitted", "sha256": known.file})
-        try:
-            file = SubmissionRecord.from_json(state.store.get(keys.lease_file(lease.lease.lease)))
-        except NotFound:
+        file = find(state.store, keys.lease_file(lease.lease.lease), SubmissionRecord.from_json)
+        if file is None:
             return lease
         with_file = {"sha256": file.sha256, "size": file.size, "part": file.part, "groups": file.groups}
         lease = lease.model_copy(update={"status": "submitted", **with_file})
         if file.rest is not None:
             unfinished.append((file, lease))
         if known is None and file.part is not None and find_verdict(state, file.node, file.sha256) is not None:
-            return lease.model_copy(update={"status": "abandoned", "sha256": None, "size": None})
+            return parts.without_file(lease)
         return lease
 
     unfinished: list[tuple[SubmissionRecord, LeaseRecord]] = []
-    found = in_parallel(read, _lease_keys(state))
+    found = in_parallel(read, lease_keys)
     followed = {lease.follows for lease in found}
     for lease in found:
         state.leases.put_if_absent(lease)

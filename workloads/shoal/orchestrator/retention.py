@@ -11,14 +11,14 @@ from collections import deque
 from dataclasses import dataclass
 
 from shoal.contracts import keys
-from shoal.contracts.recipe import Retention
+from shoal.contracts.storage import Retention
 from shoal.contracts.work import EvaluationSlice, TableSlice, TrainingStep, Work
 from shoal.orchestrator import completeness
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.work.open_work import closed, known
 from shoal.orchestrator.work.records import LeaseRecord, SubmissionRecord
 from shoal.orchestrator.work.uploads import find_record, find_verdict
-from shoal.storage import NotFound
+from shoal.storage import find
 from shoal.storage.parallel import in_parallel
 from shoal.telemetry import get_logger
 
@@ -98,14 +98,13 @@ class OldObjects:
     def _collect(self, key: str) -> int:
         """Delete what belongs to a lease, the lease last; how many objects."""
         store = self._state.store
-        try:
-            lease = LeaseRecord.from_json(store.get(key)).lease
-        except NotFound:  # another orchestrator was quicker
+        record = find(store, key, LeaseRecord.from_json)
+        if record is None:  # another orchestrator was quicker
             return 0
+        lease = record.lease
         going = [keys.lease_file(lease.lease), key]
-        try:
-            file = SubmissionRecord.from_json(store.get(going[0]))
-        except NotFound:
+        file = find(store, going[0], SubmissionRecord.from_json)
+        if file is None:
             store.delete(key)
             return 1
         name = (file.node, file.sha256)

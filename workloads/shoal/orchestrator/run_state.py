@@ -4,6 +4,7 @@ It only holds them. The rooms answer the questions: `work` which steps are open 
 whether the run is over. Made once by `http.service`; `recovery` fills it.
 """
 
+import math
 import threading
 import time
 from collections import Counter
@@ -25,6 +26,7 @@ from shoal.evaluation.versions import ScoredVersion
 from shoal.ledger.succession import Succession
 from shoal.ledger.terms import TermsKeeper
 from shoal.ledger.writer import LedgerWriter
+from shoal.orchestrator.doubts import Doubts
 from shoal.orchestrator.evaluation.plan import EvaluationPlan
 from shoal.orchestrator.nodes.registry import NodeRegistry
 from shoal.orchestrator.verdicts.learning import AnswerWindow
@@ -61,9 +63,11 @@ class RunState:
         self.view = self.ledger.view
         self.terms = TermsKeeper(config, self.ledger)
         self.nodes = NodeRegistry(client, self.prefix, self.view.evicted, self.view.banned)
-        self.leases = LeaseBook(client, self.prefix, store)
+        self.doubts = Doubts()
+        self.leases = LeaseBook(client, self.prefix, store, self.doubts)
         self.queue = ValidationQueue(client, self.prefix)
         self.lease_lock = threading.Lock()  # room is looked at and taken by one thread at a time
+        self._node_locks: dict[str, threading.Lock] = {}
         self.standing_lock = threading.Lock()  # a node's room is changed by one thread at a time
         self.settle_lock = threading.RLock()  # a step is sealed and files settle one at a time
         self.trainer: TrainerProgress | None = None
@@ -78,7 +82,12 @@ class RunState:
         self.evaluation_problems: set[tuple[int, str]] = set()  # what cannot be written, and was said once
         self.best_written: BestVersion | None = None
         self.published_keys = b""
+        self.process_changed_unix = -math.inf  # when this process last rebuilt for another process of Redis
         self.is_read = False  # by this process; what Redis says of it may be of the process before
+
+    def lock_of_node(self, node: str) -> threading.Lock:
+        """Held while bytes of this node are deleted or bound to a lease; where `lease_lock` is taken too, this one comes first."""
+        return self._node_locks.setdefault(node, threading.Lock())
 
     @property
     def roster(self) -> Roster:
@@ -104,6 +113,14 @@ class RunState:
             return self.prepared.proof_profile is not None
         except Refusal:
             return True
+
+    @property
+    def rewards_claimed(self) -> bool:
+        """Whether workers' rewards count as they are claimed; False until prepare has ended, as of `calibrated`."""
+        try:
+            return self.prepared.rewards_claimed
+        except Refusal:
+            return False
 
     @cached_property
     def schedule(self) -> Schedule:

@@ -60,12 +60,12 @@ def disks(
     delta_ratio: float = math.inf,
     rollouts: float = 0.0,
     judged_bytes: float = math.inf,
-    matrices: int | None = None,
+    shape: ModelShape | None = None,
 ) -> list[Disk]:
     """Every volume of a run, for versions of `version` bytes in full.
 
-    `rollouts`: bytes of submitted files in the whole run. `judged_bytes`: of weights, that a validator's memory has room for. `matrices`: parameters
-    that Muon updates where the run has it; None: all, which is the least that a state can have.
+    `rollouts`: bytes of submitted files in the whole run. `judged_bytes`: of weights, that a validator's memory has room for. `shape`: of the
+    model; None: not known, and a state has the least that it can.
     """
     held = held_bytes(version, run.held_versions)
     least_held = held_bytes(version, min(run.held_versions, run.steps + 1))
@@ -96,12 +96,13 @@ def disks(
             "a version that is written, one that waits, the base of the next delta",
         ),
     ]  # fmt: skip
-    state = run.state(parameters, matrices)
+    state = run.state(parameters, shape)
     judged = int(max(1, min(run.judged_versions, judged_bytes // version)))
     found += [
         Disk(
-            "trainer's temporary files", "trainer.temporaryVolume", run.trainer_temporary, version, 0,
-            "a published version, which a restart reads where the newest state is older",
+            "trainer's temporary files", "trainer.temporaryVolume", run.trainer_temporary,
+            version + run.trainer_ranks * run.file_bytes, 0,
+            "a published version, which a restart reads where the newest state is older, and a rollout file for each rank",
         ),
         Disk(
             "validator's temporary files", "validator.temporaryVolume", run.validator_temporary, (judged + 1) * version, 0,
@@ -129,7 +130,7 @@ class Volumes:
 
 def volumes(shape: ModelShape, steps: int) -> Volumes:
     """Sizes with room for benchmarks, and for deltas that are as large as versions in full."""
-    version, state = WIDTH * shape.parameters, state_bytes(shape.parameters, "Full")
+    version, state = WIDTH * shape.parameters, state_bytes(shape.parameters)
     served = (KEPT_VERSIONS + 2) * version
     rollouts = steps * (64 << 20)  # measured at the paper's size: some tens of megabytes a step
     return Volumes(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal.planner.lengths import SPREAD
-from shoal.planner.memory import NOTHING_ON_HOST, Method, OnHost, state_bytes
+from shoal.planner.memory import ADAPTERS, NOTHING_ON_HOST, Adapters, Method, OnHost, state_bytes, trained_parameters
 from shoal.planner.model_shape import ModelShape
 from shoal.planner.rates import CPU, Gpu
 
@@ -20,7 +20,7 @@ MBIT = 1e6 / 8
 
 @dataclass(frozen=True)
 class PoolFacts:
-    """A pool of workers. `volume`: of each pod; `disk`: what a stranger's machine must have, 0 for nothing said."""
+    """A pool of workers. `volume`: of each pod, None where pods share one; `disk`: what a stranger's machine must have, 0 for nothing said."""
 
     name: str
     replicas: int
@@ -28,10 +28,11 @@ class PoolFacts:
     gpus: int
     gpu: Gpu | None
     """Named by the manifest and known; else None."""
-    volume: int
+    volume: int | None
     disk: int = 0
     max_sequences: int | None = None
     memory_share: float = 0.9
+    stages: int = 1
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class RunFacts:
     """Versions from a saved state to the next; None: by the model's size."""
     trainer_pods: int
     trainer_ranks: int
+    """Of each pod."""
     trainer_gpus: int
     trainer_gpu: Gpu | None
     scratch: int
@@ -95,6 +97,8 @@ class RunFacts:
     """Trainer's ranks that compute each pack together."""
     tokens_travel: bool = False
     """Between the trainer's ranks, instead of the weights of experts."""
+    adapters: Adapters = ADAPTERS
+    """Where `method` has adapters."""
     muon: bool = False
     """Muon updates the matrices of the layers."""
     reward_model: bool = False
@@ -104,6 +108,8 @@ class RunFacts:
     trainer_temporary: int | None = None
     validator_temporary: int | None = None
     """Bytes of a pod's claim for temporary files; None: they are on the node's disk."""
+    file_bytes: int = 0
+    """Of the largest rollout file, routes left out: no manifest says how many layers route."""
 
     @property
     def rows(self) -> int:
@@ -115,10 +121,15 @@ class RunFacts:
         """Rows of one submitted file."""
         return self.groups_per_file * self.group_size * self.rows_each
 
-    def state(self, parameters: int, matrices: int | None = None) -> int:
-        """Bytes of a training state for a model of `parameters`, `matrices` of them in those of its layers; None: not known, all."""
-        by_muon = (parameters if matrices is None else matrices) if self.muon else 0
-        return state_bytes(parameters, self.method, by_muon, reward_model=self.reward_model, islands=self.islands)
+    def trained(self, parameters: int, shape: ModelShape | None = None) -> int:
+        """Parameters that the trainer changes, of a model of `parameters`; without `shape` the least that it can be."""
+        return trained_parameters(parameters, self.method, self.adapters, shape)
+
+    def state(self, parameters: int, shape: ModelShape | None = None) -> int:
+        """Bytes of a training state for a model of `parameters`. Without `shape` a lower bound: Muon updates all, adapters have none."""
+        by_muon = (parameters if shape is None else shape.matrices) if self.muon else 0
+        trained = self.trained(parameters, shape)
+        return state_bytes(trained, by_muon, reward_model=self.reward_model, islands=self.islands)
 
     @property
     def sampled_share(self) -> float:

@@ -4,6 +4,7 @@ Each cause names the code that makes it so. What is left out: the CUDA context, 
 Called by `division` and by whoever explains a manifest.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -29,8 +30,14 @@ KEPT_BYTES = 2.5
 """Of each value that a layer's backward pass reads, in bfloat16: norms keep theirs in float32 too."""
 TEMPORARY_BYTES = 0.85
 """Of each such value, in bfloat16: gradients of activations while a layer's backward pass runs, at their peak."""
-LORA_SHARE = 0.01
-"""Share of a dense model's parameters that adapters of rank 16 on all linear layers have at most: 0.9 % of 1.7B, 0.4 % of 32B."""
+LORA_SHARE = 0.01 / 16
+"""Share of the parameters outside experts that adapters on all linear layers have at most, for each rank: at 16 0.9 % of 1.7B, 0.4 % of 32B."""
+SAVED_BYTES_A_STEP = 33e9
+"""Of a training state that a step's time may be spent on: 2 % of 22 minutes, the paper's step, at 10 Gb/s to the store."""
+MOST_BETWEEN_STATES = 20
+"""Versions, a working day of such steps: whoever resumes or rolls back has moments of that day. Reached at 55B."""
+EXPERT_MATRICES = {"gate_proj", "up_proj", "down_proj"}
+"""Of each expert, as `lora.targetModules` names them; the sides of all three are hidden size and width (training/lora.py)."""
 
 
 @dataclass(frozen=True)
@@ -46,23 +53,48 @@ def total(parts: Sequence[MemoryPart]) -> int:
     return sum(part.nbytes for part in parts)
 
 
-def trained_parameters(parameters: int, method: Method) -> int:
-    """Of a model, those that the trainer changes: all, or those of its adapters."""
-    return parameters if method.startswith("Full") else round(LORA_SHARE * parameters)
+@dataclass(frozen=True)
+class Adapters:
+    """Low-rank adapters: their rank, and how many of an expert's three matrices have one (`trainer.settings.lora`)."""
+
+    rank: int = 16
+    of_expert: int = 3
+
+    def stacked(self, shape: ModelShape) -> int:
+        """Parameters of those of a layer's experts, on average over the layers."""
+        return self.rank * self.of_expert * shape.expert_sides
 
 
-def state_bytes(
-    parameters: int, method: Method, by_muon: int = 0, *, reward_model: bool = False, islands: bool = False
+ADAPTERS = Adapters()
+
+
+def trained_parameters(
+    parameters: int, method: Method, adapters: Adapters = ADAPTERS, shape: ModelShape | None = None
 ) -> int:
+    """Of a model, those that the trainer changes: all, or those of its adapters. Without `shape` it is a lower bound, 0 for adapters.
+
+    On attention alone they are a vanishing share of a model whose parameters are in experts.
+    """
+    if method.startswith("Full"):
+        return parameters
+    if shape is None:
+        return 0
+    dense = parameters - shape.layers * shape.expert_parameters
+    return round(LORA_SHARE * adapters.rank * dense) + shape.layers * adapters.stacked(shape)
+
+
+def state_bytes(trained: int, by_muon: int = 0, *, reward_model: bool = False, islands: bool = False) -> int:
     """A training state: what is trained and AdamW's two moments, float32; of the parameters that Muon updates one. With PRIME of two models. Islands
     add what they share, weights and outer momentum (islands/shared.py)."""
-    trained = trained_parameters(parameters, method)
     return (12 * (1 + reward_model) + 8 * islands) * trained - 4 * by_muon
 
 
 def state_every(asked: int | None, trained: int) -> int:
-    """Versions from one saved training state to the next, as `contracts.recipe.state_every`."""
-    return asked or (1 if trained <= 2_000_000_000 else 10)
+    """Versions from one saved training state to the next: the least with which saving takes 2 % of the time, at most `MOST_BETWEEN_STATES`.
+
+    At 32B a state is 393 GB: at 10 Gb/s to the store, 315 s of twelve steps of 22 minutes, and none of the trainer's time.
+    """
+    return asked or min(max(1, math.ceil(state_bytes(trained) / SAVED_BYTES_A_STEP)), MOST_BETWEEN_STATES)
 
 
 def recomputes(shape: ModelShape) -> bool:
@@ -96,6 +128,7 @@ def trainer_rank(
     muon: bool = False,
     reward_model: bool = False,
     tokens_travel: bool = False,
+    adapters: Adapters = ADAPTERS,
 ) -> list[MemoryPart]:
     """Memory of one of `ranks` trainer processes at the peak of a step, with micro-batches of `tokens` tokens that `sharing` ranks share.
 
@@ -108,7 +141,8 @@ def trainer_rank(
 
     With `tokens_travel` no rank gathers experts (training/experts.py). It casts its own to the type of the forward pass. It has a copy of the rows
     that it sends and of those that it gets. An even choice of experts is counted; a rank that gets twice its share has that part twice. A reference
-    on the host gathers its experts all the same, which is a moment of its own.
+    on the host gathers its experts all the same, which is a moment of its own. `adapters` lie beside the weights, are gathered with their layer, and
+    alone have gradients and moments.
 
     The peak is the largest of the moments: the head's loss; the backward pass of the last layer, when all layers' inputs are still there; that of
     the first, when nearly all gradients are; the sum of the gradients of embedding and head; the update. tests/planner/test_rank_memory.py holds it
@@ -117,15 +151,19 @@ def trainer_rank(
     width, tokens = 4 if cpu else 2, -(-tokens // sharing)
     held = 0 if method.endswith("offloaded") else 1
     whole = not (cpu and ranks == 1)
-    trained = trained_parameters(shape.parameters, method)
+    trained = trained_parameters(shape.parameters, method, adapters, shape)
     full = method.startswith("Full")
+    thin = 0 if full else trained
     recomputed = recomputes(shape) if again is None else again
     inputs = width * shape.hidden_size * tokens
     layer = round((4 if cpu else KEPT_BYTES) * shape.layer_values) * tokens
     layers_kept = layer if recomputed else shape.layers * layer
-    of_layer, of_all = 4 * round(trained * shape.layer_parameters / shape.parameters) // ranks, 4 * trained // ranks
+    of_layer, of_all = 4 * (shape.layer_parameters if full else thin // shape.layers) // ranks, 4 * trained // ranks
     stay = shape.expert_parameters if tokens_travel and ranks > 1 else 0
-    of_others = shape.layer_parameters - stay
+    stay_thin = adapters.stacked(shape) if stay and thin else 0
+    thin_others = thin // shape.layers - stay_thin
+    of_others = shape.layer_parameters - stay + thin_others
+    stay += stay_thin
     gathered = whole * width * (shape.ends + 2 * of_others)
     states = 2 * inputs
     tile = min(TILE_BYTES if cpu else ACCELERATOR_TILE_BYTES, 4 * shape.vocabulary * tokens)
@@ -135,7 +173,7 @@ def trainer_rank(
         backward += 2 * width * shape.expert_values * tokens + (0 if cpu else 2 * width * stay // ranks)
         # Without recomputation the graph keeps the products' copy of every layer's own experts.
         backward += 0 if cpu or recomputed else (shape.layers - 1) * width * stay // ranks
-    sent = full * whole * (width + 4) * of_others
+    sent = whole * (width + 4) * (of_others if full else thin_others)
     ends_sent = full * whole * (width + 4) * shape.ends
     head_sent = full * whole * width * shape.embedding
     all_inputs = (1 if on_host.activations else shape.layers) * inputs * recomputed
@@ -159,7 +197,7 @@ def trainer_rank(
         round(each) for each in max(moments, key=lambda found: held * found[0] + sum(found[1:]))
     )
     return [
-        MemoryPart("weights, float32", held * 4 * shape.parameters // ranks),
+        MemoryPart("weights, float32", held * 4 * (shape.parameters + thin) // ranks),
         MemoryPart("gradients, float32", held * gradients),
         MemoryPart(
             "AdamW's and Muon's moments, float32" if muon else "AdamW's moments, float32",
@@ -171,7 +209,8 @@ def trainer_rank(
         ),
         MemoryPart(
             "PRIME's reward model, its moments, the policy's whole embedding and head",
-            reward_model * (held * (4 * shape.parameters + (not on_host.optimizer) * 8 * trained) // ranks + ends),
+            reward_model
+            * (held * (4 * (shape.parameters + thin) + (not on_host.optimizer) * 8 * trained) // ranks + ends),
         ),
         MemoryPart("gathered layers, embedding and head", gathered),
         MemoryPart(f"layers' inputs, {tokens} tokens", kept),
@@ -183,21 +222,26 @@ def trainer_rank(
 
 
 def offloaded(shape: ModelShape) -> int:
-    """Host memory of all ranks together where weights, reference and adapters are offloaded."""
-    return 6 * shape.parameters + round(16 * LORA_SHARE * shape.parameters)
+    """Host memory of all ranks together where weights, reference and adapters are offloaded. Adapters are a first manifest's: the defaults."""
+    return 6 * shape.parameters + 16 * trained_parameters(shape.parameters, "LoRA", shape=shape)
 
 
-def engine(shape: ModelShape, gpus: int, sequences: int, tokens: int, *, cpu: bool = False) -> list[MemoryPart]:
+def engine(
+    shape: ModelShape, gpus: int, sequences: int, tokens: int, *, stages: int = 1, cpu: bool = False
+) -> list[MemoryPart]:
     """Memory of one worker on each of its GPUs: weights as they are served, and keys and values of `sequences` of `tokens` tokens.
 
-    The engine takes all the memory that it may, and waits with what does not fit: the cache is what lets it decode many at once.
+    The engine takes all the memory that it may, and waits with what does not fit: the cache is what lets it decode many at once. With `stages` it is
+    that of a stage with an embedding or a head, and one layer more where layers do not divide.
     """
-    width = 4 if cpu else 2
+    width, ranks = 4 if cpu else 2, max(1, gpus // stages)
+    layers = -(-shape.layers // stages)
+    parameters = shape.parameters if stages == 1 else layers * shape.layer_parameters + shape.embedding
     return [
-        MemoryPart("weights as served", width * shape.parameters // gpus),
+        MemoryPart("weights as served", width * parameters // ranks),
         MemoryPart(
             f"keys and values, {sequences} x {tokens} tokens",
-            width * shape.layers * shape.key_values * sequences * tokens // gpus,
+            width * layers * shape.key_values * sequences * tokens // ranks,
         ),
     ]
 

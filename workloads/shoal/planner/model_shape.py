@@ -40,6 +40,8 @@ class ModelShape:
     """Of a layer; 0: it has none. They are divided over the trainer's ranks whole."""
     expert_parameters: int = 0
     """Of all experts of a layer, on average over the layers; shared experts are not among them."""
+    expert_sides: int = 0
+    """Rows and columns of one matrix of each of these experts, added up: what a rank of adapters costs for it."""
     expert_values: int = 0
     """Values of one token's state, once for each expert that it goes to."""
     exact: bool = True
@@ -106,7 +108,7 @@ def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
     norms = (4 if kind in ("gemma2", "gemma3", "gemma3_text", "glm4") else 2) * hidden
     norms += 2 * head if kind.startswith(("qwen3", "gemma3")) or given.get("use_qk_norm") else 0  # of queries and keys
     norms += queries + keys if kind in ("olmo2", "olmo3") else 0
-    feed_forward, read, experts, of_experts = _feed_forward(given, hidden, intermediate, layers)
+    feed_forward, read, experts, of_experts, sides = _feed_forward(given, hidden, intermediate, layers)
     ends = vocabulary * hidden * (1 if tied else 2)
     longest = given.get("max_position_embeddings")
     return ModelShape(
@@ -121,6 +123,7 @@ def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
         heads=(heads, shared),
         experts=experts,
         expert_parameters=of_experts // layers,
+        expert_sides=sides // layers,
         expert_values=hidden * _count(given, "num_experts_per_tok", 1) if experts else 0,
     )
 
@@ -139,13 +142,16 @@ def _latent_attention(given: Mapping[str, Any], hidden: int, heads: int, biased:
     return asked + kept + values * hidden + biases, cached, 2 * queries + 2 * values + 2 * (low + cached)
 
 
-def _feed_forward(given: Mapping[str, Any], hidden: int, intermediate: int, layers: int) -> tuple[int, int, int, int]:
-    """Parameters of all layers' feed-forward parts, the values of one that training keeps of a token, experts of a layer, and parameters of all."""
+def _feed_forward(
+    given: Mapping[str, Any], hidden: int, intermediate: int, layers: int
+) -> tuple[int, int, int, int, int]:
+    """Parameters of all layers' feed-forward parts, the values of one that training keeps of a token, and experts of a layer; of all experts their
+    parameters, and rows and columns of one matrix of each."""
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = next((int(given[name]) for name in names if given.get(name)), 0)
     dense = 3 * hidden * intermediate
     if not experts:
-        return layers * dense, 4 * intermediate, 0, 0
+        return layers * dense, 4 * intermediate, 0, 0, 0
     width = _count(given, "moe_intermediate_size", intermediate)
     used = _count(given, "num_experts_per_tok", 1)
     shared = int(given.get("n_shared_experts") or 0) * width
@@ -157,7 +163,8 @@ def _feed_forward(given: Mapping[str, Any], hidden: int, intermediate: int, laye
     routed = sum(layer >= first and layer not in alone and (layer + 1) % every == 0 for layer in range(layers))
     # A token's state is copied for each of its experts, and so is what they make of it.
     values = 4 * (used * width + shared) + 2 * used * hidden
-    return routed * sparse + (layers - routed) * dense, values, experts, routed * stacked
+    of_all = routed * sparse + (layers - routed) * dense
+    return of_all, values, experts, routed * stacked, routed * experts * (hidden + width)
 
 
 def _count(given: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:

@@ -179,7 +179,7 @@ def plan(run: RunFacts, around: Surroundings) -> Plan:
         around.delta_ratio,
         run.steps * files_a_step(run, around) * file_bytes(run, around),
         _judged_bytes(run, around),
-        around.model.matrices,
+        around.model,
     )
     return Plan(
         run=run.name,
@@ -313,6 +313,7 @@ def _memory(run: RunFacts, around: Surroundings) -> dict[str, tuple[str, list[Me
                 muon=run.muon,
                 reward_model=run.reward_model,
                 tokens_travel=run.tokens_travel,
+                adapters=run.adapters,
             ),
             run.trainer_gpus,
             around.device(run.trainer_gpus, run.trainer_gpu),
@@ -328,7 +329,7 @@ def _memory(run: RunFacts, around: Surroundings) -> dict[str, tuple[str, list[Me
     found |= {
         f"an engine of {pool.name}": (
             f"inferencePools[{number}].gpu",
-            engine(around.model, max(1, pool.gpus), 1, run.sequence_tokens, cpu=pool.gpus == 0),
+            engine(around.model, max(1, pool.gpus), 1, run.sequence_tokens, stages=pool.stages, cpu=pool.gpus == 0),
             pool.gpus,
             around.device(pool.gpus, pool.gpu),
         )

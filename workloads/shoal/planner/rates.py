@@ -72,6 +72,9 @@ DELTA_RATIO_LARGE_RATE = 4.5
 """The same at the demo's rate of 1.5e-4 (results/broadcast.json, delta_ratio_demo_bf16)."""
 SMALL_RATE = 1e-5
 """Up to this learning rate an update leaves most bfloat16 values as they are (PULSE, arXiv:2602.03839)."""
+POOL_SECONDS, POOL_BYTES = 0.2 / 285_000, 10 + 8 * 4
+"""Of each problem of a curriculum: a step's pools on one core with their digest, and memory of the rates and eight steps' pools
+(sampling/curriculum.py, contracts/curriculum.py)."""
 
 
 def gpu_named(name: str) -> Gpu | None:

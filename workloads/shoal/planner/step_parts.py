@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from shoal.planner.facts import MBIT, WIDTH, PoolFacts, RunFacts, Surroundings
 from shoal.planner.lengths import CompletionLengths
-from shoal.planner.memory import recomputes, state_every, trained_parameters
+from shoal.planner.memory import recomputes, state_every
 from shoal.planner.rates import (
     APPLY_BYTES_A_SECOND,
     CHECK_SECONDS_A_TOKEN,
@@ -220,9 +220,9 @@ def train_seconds(run: RunFacts, around: Surroundings) -> float:
 def save_seconds(run: RunFacts, around: Surroundings) -> float:
     """A step's share of the states that go to the store, behind versions and beside the next steps; with adapters each one's, and before it."""
     asked = 1 if run.method == "LoRA" else run.state_every
-    trained = trained_parameters(around.model.parameters, run.method)
-    saved = run.state(around.model.parameters, around.model.matrices) / (around.store_mbit * MBIT)
-    return saved / state_every(asked, trained)
+    model = around.model
+    saved = run.state(model.parameters, model) / (around.store_mbit * MBIT)
+    return saved / state_every(asked, run.trained(model.parameters, model))
 
 
 def delta_bytes(run: RunFacts, around: Surroundings) -> float:

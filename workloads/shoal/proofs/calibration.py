@@ -22,7 +22,7 @@ import torch
 
 from shoal.contracts.pools import Quantization
 from shoal.contracts.proof_profile import DRAWN_GAPS, CalibrationSize, Control, ErrorRate, HonestErrors, ProofProfile
-from shoal.contracts.recipe import DrawnGaps, FileMean, ProofThresholds
+from shoal.contracts.thresholds import DrawnGaps, FileMean, ProofThresholds
 from shoal.models.head import logits_of
 from shoal.models.rounded import restore, round_in_place
 from shoal.proofs import CannotCalibrate, forgeries

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.contracts.proof_profile import MOST_MASKED
-from shoal.contracts.recipe import ProofThresholds
+from shoal.contracts.thresholds import ProofThresholds
 from shoal.proofs.chunks import points_of
 from shoal.toploc.codec import CHUNK_TOKENS
 from shoal.toploc.top_points import TOP_K, Float32

@@ -22,7 +22,7 @@ from shoal.contracts.verdicts import Verdict
 from shoal.errors import InputWrong
 from shoal.ledger.audit import Audit, first_line
 from shoal.ledger.entries import Accepted
-from shoal.ledger.reading import Progress, Say, read_all
+from shoal.ledger.reading import Progress, read_all
 from shoal.ledger.terms import terms_of_run
 from shoal.recompute import batches
 from shoal.recompute.evidence import CannotCheck, Evidence, LedgerFile, WrongEvidence
@@ -34,7 +34,7 @@ from shoal.recompute.weights import Weights
 from shoal.sampling.tails import too_many_left_out
 from shoal.storage import StoreUnavailable
 from shoal.telemetry import Liveness
-from shoal.text import plain
+from shoal.text import Say, plain
 from shoal.training.parallel import Ranks
 from shoal.validation.facts import Facts
 from shoal.validation.setup import WrongSetupError, read_facts
@@ -138,9 +138,9 @@ class RunAudit:
 
     def _check_batches(self) -> None:
         evidence = self._evidence
-        work: list[tuple[int, str, Callable[[], list[str]]]] = []
-        for step in batches.steps_of(evidence):
-            work.append((step, f"step {step}", partial(self._check_step, step)))
+        work: list[tuple[int, str, Callable[[], list[str]]]] = [
+            (step, f"step {step}", partial(self._check_step, step)) for step in batches.steps_of(evidence)
+        ]
         for place, (version, name) in enumerate(batches.evaluations_there(evidence)):
             scored = partial(batches.check_evaluation, evidence, version, name)
             work.append((SCORES + place, f"scores of version {version} on {plain(name)}", scored))

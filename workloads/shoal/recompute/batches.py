@@ -23,11 +23,12 @@ from shoal.contracts.work import FIRST_PART_NUMBER, EvaluationSlice
 from shoal.evaluation.versions import AnsweredSlice, VersionEvaluation, best_version, record
 from shoal.ledger.audit import first_line
 from shoal.ledger.entries import Accepted
-from shoal.ledger.reading import Progress, Say, read_all
+from shoal.ledger.reading import Progress, read_all
 from shoal.orchestrator.work.schedule import told_apart
 from shoal.orchestrator.work.step_counter import AcceptedFile, counting, select_batch
 from shoal.recompute.evidence import CannotCheck, Evidence, WrongEvidence, span
 from shoal.storage import Store
+from shoal.text import Say
 from shoal.training.batches import StepPlan, plan_of_run
 from shoal.training.extensions.base import Extensions
 from shoal.training.extensions.enabled import recipe_extensions
@@ -199,7 +200,13 @@ class RowReader:
         config = evidence.config
         self._config = config
         self._extensions = Extensions(*recipe_extensions(config.recipe))
-        limits = RowLimits(vocabulary, config.recipe.max_sequence_length, self._extensions.continuations, routes)
+        limits = RowLimits(
+            vocabulary,
+            config.recipe.max_sequence_length,
+            self._extensions.continuations,
+            routes,
+            config.recipe.credit == "Turn",
+        )
         self._reader = Reader(config, store, limits, HeldKeys(evidence.roster, "validator"))
 
     def plan(self, batch: StepBatch) -> tuple[StepRows, StepPlan | None]:

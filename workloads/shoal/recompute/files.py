@@ -22,6 +22,7 @@ from shoal.recompute.record import OF_FILES, Stage
 from shoal.storage import StoreUnavailable
 from shoal.validation import judge
 from shoal.validation.checks import redraw
+from shoal.validation.checks.reward import claimed_rows
 from shoal.validation.facts import Facts, File, Finding
 from shoal.validation.parsing import ReaderLost, parse_file
 from shoal.validation.prefill import prefill_rows
@@ -197,7 +198,18 @@ class _FileCheck:
             raise CannotCheck(
                 f"{len(differing)} rows of programs score otherwise here, which their verdict alone does not explain"
             )
-        return [] if finding is None else [_accepted_although(finding)]
+        if finding is not None:
+            return [_accepted_although(finding)]
+        counted = claimed_rows(self._file, self._facts, said)
+        if counted != self._verdict.claimed_rows:
+            return [
+                f"its verdict says that {self._verdict.claimed_rows} rows were not scored again, counted it is {counted}"
+            ]
+        if counted:
+            raise CannotCheck(
+                f"{counted} rows have the reward that their worker claimed, and nobody can score them again"
+            )
+        return []
 
     def _is_measured(self, number: int) -> bool:
         row = self._file.rows[number]

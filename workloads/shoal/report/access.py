@@ -91,7 +91,7 @@ def open_home(home: Path) -> RunAccess:
 
 
 def access_of(source: LedgerSource) -> RunAccess:
-    """A run of which only the store is known, with its newest roster; raises `InputWrong` for a roster that is not the run's."""
+    """A run whose store alone is known, with its newest roster; raises `InputWrong` for a roster that is not the run's."""
     try:
         signed, _ = newest_roster(source.store, source.trust)
     except (BadLedger, StoreUnavailable) as error:

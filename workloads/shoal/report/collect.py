@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from shoal.contracts.answers import together
 from shoal.contracts.dataset_card import DatasetCard
 from shoal.contracts.evaluation import BestVersion
 from shoal.contracts.filtering import FilterReport
@@ -211,6 +212,16 @@ def _files(data: ReportData, facts: StoreFacts) -> None:
     data.versions = facts.versions
     data.groups_used = sum(batch.groups for batch in facts.batches)
     data.groups_dropped = sum(batch.groups_dropped for batch in facts.batches)
+    if claimed := sum(verdict.claimed_rows for verdict in facts.verdicts):
+        data.notes.append(
+            f"{claimed} rows have the reward that their worker claimed: their environment's scores cannot be made again, and no validator did"
+        )
+    if faults := together(verdict.answers.turn_faults for verdict in facts.verdicts if verdict.answers is not None):
+        data.notes.append(faults.text)
+    if by_turn := [len(row.turns) for verdict in facts.verdicts for row in verdict.rewards if row.turns is not None]:
+        data.notes.append(
+            f"credit goes by turns (`recipe.credit: Turn`): {len(by_turn)} rows have a reward for each of their {sum(by_turn)} turns"
+        )
     compared: tuple[tuple[str, EntryKind], ...] = (("accept", "accepted"), ("reject", "rejected"))
     for outcome, entry in compared:
         if facts.ledger_kinds and facts.ledger_kinds[entry] != data.files[outcome]:

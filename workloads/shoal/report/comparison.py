@@ -94,8 +94,7 @@ def _ends(first: ComparedRun, second: ComparedRun, name: str, title: str) -> tup
     cells: list[str] = [title]
     for each in (first, second):
         values = [value for _, value in each.values(name)]
-        for some in (values[:ENDS], values[-ENDS:]):
-            cells.append(number(sum(some) / len(some)) if some else NONE)
+        cells.extend(number(sum(some) / len(some)) if some else NONE for some in (values[:ENDS], values[-ENDS:]))
     return tuple(cells)
 
 

@@ -16,7 +16,7 @@ from shoal.contracts.dataset_card import DatasetCard
 from shoal.contracts.filtering import FilterReport
 from shoal.contracts.tasks import TaskReport
 from shoal.report.access import RunAccess
-from shoal.storage import NotFound, Store
+from shoal.storage import Store, find
 
 PAGES = ("README.md", "card.json")
 
@@ -40,9 +40,7 @@ Document = TypeVar("Document", bound=Contract)
 
 def _read(store: Store, key: str, kind: type[Document], notes: list[str]) -> Document | None:
     try:
-        return kind.from_json(store.get(key))
-    except NotFound:
-        return None
+        return find(store, key, kind.from_json)
     except ValidationError as error:
         notes.append(f"{key} cannot be read and was left out: {error.error_count()} mistakes")
         return None
@@ -51,12 +49,7 @@ def _read(store: Store, key: str, kind: type[Document], notes: list[str]) -> Doc
 def read_card(access: RunAccess) -> DatasetCard | None:
     """The card of the run's data set; None while it is not sealed, and of a run that writes none."""
     name = _dataset_name(access)
-    if name is None:
-        return None
-    try:
-        return DatasetCard.from_json(access.store.get(name))
-    except NotFound:
-        return None
+    return find(access.store, name, DatasetCard.from_json) if name is not None else None
 
 
 def _dataset_name(access: RunAccess) -> str | None:

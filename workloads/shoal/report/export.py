@@ -16,7 +16,7 @@ from shoal.contracts.signed import Signer
 from shoal.report.access import RunAccess
 from shoal.report.atomic import write_atomically
 from shoal.report.collect import ModelPlace
-from shoal.storage import NotFound
+from shoal.storage import NotFound, find
 from shoal.storage.checkpoint_files import MANIFEST_FILE, WrongWeights, read_manifest
 from shoal.storage.versions import materialise, sealed_versions
 
@@ -44,12 +44,10 @@ def export_model(access: RunAccess, folder: Path, version: int | None = None) ->
 def _export_result(access: RunAccess, folder: Path, version: int | None) -> ModelPlace | None:
     """`models/final/` of a run that is complete and has no versions."""
     try:
-        seal = FinalModel.from_json(access.store.get(keys.FINAL_SEAL))
-    except NotFound:
-        return None
+        seal = find(access.store, keys.FINAL_SEAL, FinalModel.from_json)
     except ValidationError as error:
         raise WrongWeights(f"{keys.FINAL_SEAL} cannot be read: {error.error_count()} mistakes") from None
-    if version is not None and version != seal.version:
+    if seal is None or (version is not None and version != seal.version):
         return None
     held = read_origin(folder)
     if held is None or (held.run, held.version) != (access.run, seal.version):
@@ -69,7 +67,7 @@ def _export_result(access: RunAccess, folder: Path, version: int | None) -> Mode
 
 
 def _leave_origin(access: RunAccess, folder: Path, version: int) -> None:
-    """Say beside the model how its run asked. Of a run of which only the store is known, that is not known."""
+    """Say beside the model how its run asked. Where only the run's store is known, nothing says how it asked."""
     config = access.config
     rollouts = config is not None and config.mode != "SFT"
     lengths = config.length_reward if config is not None and rollouts else None

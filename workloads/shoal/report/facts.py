@@ -20,7 +20,7 @@ from shoal.contracts.steps import StepBatch, StepMetrics
 from shoal.contracts.verdicts import Verdict
 from shoal.evaluation.versions import VersionEvaluation
 from shoal.ledger.entries import LedgerEntry
-from shoal.storage import NotFound, Store
+from shoal.storage import Store, find
 from shoal.storage.store import ObjectInfo
 from shoal.storage.versions import sealed_versions
 
@@ -115,10 +115,7 @@ class StoreReader:
     def _bytes(self, info: ObjectInfo) -> bytes | None:
         if info.size > LARGEST_DOCUMENT_BYTES:
             return None
-        try:
-            return self._store.get(info.key)
-        except NotFound:
-            return b""
+        return find(self._store, info.key, bytes) or b""
 
 
 def _parsed(info: ObjectInfo, data: bytes | None, parse: Callable[[bytes], Parsed]) -> tuple[Parsed | None, str]:

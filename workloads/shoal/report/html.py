@@ -59,6 +59,7 @@ def page(data: ReportData, plots: Sequence[Plot], commands: Sequence[LoadCommand
             '<div class="plots">' if plots else "",
             *(f"<figure><figcaption>{text(plot.caption)}</figcaption>{plot.svg}</figure>" for plot in plots),
             "</div>" if plots else "",
+            _sources(data),
             _evaluations(data),
             _tasks(data),
             _files(data),
@@ -118,6 +119,23 @@ def _tasks(data: ReportData) -> str:
         rows += [(why, count(times), percent(times / seen)) for why, times in made.left_out.items()]
         pieces += [f"<h2>Data set {text(made.name)}</h2>", table(("completions", "number", "share"), rows)]
     return "\n".join(pieces)
+
+
+def _sources(data: ReportData) -> str:
+    """What each source that the recipe names is learnt by, and the figures of the last step that learnt from a token of it."""
+    told = [(name, each.step, means) for each in data.steps for name, means in each.by_task_type.items()]
+    told.sort(key=lambda one: (one[2].clip_ratio is not None, one[1]))
+    last = {name: (step, means) for name, step, means in told}
+    rows = [
+        (
+            name, means.objective, number(means.loss_weight), str(step), number(means.loss), percent(means.clip_ratio),
+            number(means.entropy), number(means.task_reward),
+        )
+        for name, (step, means) in sorted(last.items())
+        if means.objective is not None
+    ]  # fmt: skip
+    head = ("source", "objective", "loss weight", "last step", "loss", "clip ratio", "entropy", "task reward")
+    return "<h2>Objectives of sources</h2>" + table(head, rows) if rows else ""
 
 
 def _evaluations(data: ReportData) -> str:

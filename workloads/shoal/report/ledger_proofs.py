@@ -10,12 +10,12 @@ from shoal.contracts.signed import Signed
 from shoal.errors import InputWrong, RunFailed
 from shoal.ledger.audit import Audit, BadLedger, check_proof, read_checkpoint, trusted_roster
 from shoal.ledger.entries import ConsistencyProof, InclusionProof, LedgerCheckpoint, LedgerEntry
-from shoal.ledger.reading import Say, newest_roster, read_ledger
+from shoal.ledger.reading import newest_roster, read_ledger
 from shoal.ledger.source import LedgerSource, Trust
 from shoal.ledger.text import entry_line
 from shoal.report.ledger_sources import checked_key, read_join
 from shoal.storage import NotFound
-from shoal.text import plain
+from shoal.text import Say, plain
 
 LARGEST_PROOF_BYTES = 1 << 20
 PROOF: TypeAdapter[InclusionProof | ConsistencyProof] = TypeAdapter(InclusionProof | ConsistencyProof)

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from shoal.contracts import keys
-from shoal.contracts.recipe import S3Storage
 from shoal.contracts.roster import Roster
 from shoal.contracts.run import NodeConfig, RunConfig
 from shoal.contracts.signed import Signed
+from shoal.contracts.storage import S3Storage
 from shoal.contracts.trust import HeldKeys
 from shoal.errors import InputWrong
 from shoal.ledger.audit import BadLedger
@@ -100,7 +100,7 @@ def open_place(
 ) -> tuple[Store, RunConfig | None]:
     """The store of a run, of a copy of a store or of an S3 URL, and the configuration where it is known. Nothing of it is checked yet."""
     if source is not None and source.startswith("s3://"):
-        return _open_s3_url(source, endpoint, credentials), None
+        return open_s3_url(source, endpoint, credentials), None
     folder = Path(source) if source is not None else None
     if folder is not None and folder.is_dir() and not is_run(folder):
         return _open_copy(folder), None
@@ -126,16 +126,26 @@ def _open_copy(folder: Path) -> Store:
     return open_folder(found[0], "", deadline_seconds=STORE_DEADLINE_SECONDS)
 
 
-def _open_s3_url(url: str, endpoint: str | None, credentials: Path | None) -> Store:
+def open_objects(option: str, place: str, endpoint: str | None, credentials: Path | None) -> Store:
+    """What lies below the `storage.prefix` of runs, in a bucket or a folder that an option names; raises `InputWrong`."""
+    if place.startswith("s3://"):
+        return open_s3_url(place, endpoint, credentials, "s3://BUCKET/PREFIX")
+    if not Path(place).is_dir():
+        raise InputWrong(f"{option} {plain(place, 200)}: neither s3://BUCKET/PREFIX nor a folder that is there")
+    return open_folder(Path(place), "", deadline_seconds=5.0)
+
+
+def open_s3_url(
+    url: str, endpoint: str | None, credentials: Path | None, form: str = "s3://BUCKET/PREFIX/RUN"
+) -> Store:
+    """The part of a bucket that a URL of this form names; raises `InputWrong`."""
     parts = urlsplit(url)
     prefix = parts.path.strip("/")
     endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if not endpoint:
         raise InputWrong("an s3:// URL needs --endpoint URL, or AWS_ENDPOINT_URL in the environment")
     if not prefix or parts.query or parts.username:
-        raise InputWrong(
-            f"{plain(url, 200)}: write s3://BUCKET/PREFIX/RUN; credentials come from the environment or files"
-        )
+        raise InputWrong(f"{plain(url, 200)}: write {form}; credentials come from the environment or files")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     access_key, secret_key = _credentials(credentials)
     try:

@@ -11,7 +11,7 @@ import yaml
 
 from shoal.contracts import keys
 from shoal.contracts.final_model import FinalModel
-from shoal.contracts.run import RunConfig
+from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.steps import StepMetrics
 from shoal.evaluation.versions import VersionEvaluation
 from shoal.ledger.entries import LedgerCheckpoint
@@ -20,20 +20,24 @@ from shoal.report.access import RunAccess
 from shoal.report.collect import first_and_last
 from shoal.report.evaluations import COLUMNS, score_rows
 from shoal.report.facts import StoreReader, read_steps
-from shoal.storage import NotFound
+from shoal.storage import NotFound, find
 from shoal.storage.versions import sealed_versions
 from shoal.text import count, number, plain
 
 UNKNOWN_LICENCE = "unknown"
 SETTINGS = ("mode", "model", "tasks", "steps", "async_level", "seed", "recipe", "sampling", "length_reward", "sft")
 """Fields of the run's settings that the card repeats: what somebody needs to train the same again. No address, path or name of a Secret."""
+CLAIMED = (
+    "Some environments of the run give scores that cannot be made again (a judge model, a live service). Their rewards and scores are those that the"
+    " run's own workers claimed: no validator scored these answers, and nobody else can. `shoal ledger show --totals` counts them."
+)
 PRIVATE = ("path", "object")
 """Fields below them that say where files lie at the owner's."""
 
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a card is made of. `config` is None for a run of which only the store is known, `checkpoint` for one without a ledger so far."""
+    """What a card is made of. `config` is None for a run whose store alone is known, `checkpoint` for one without a ledger so far."""
 
     run: str
     run_key: str
@@ -42,6 +46,8 @@ class CardFacts:
     steps: list[StepMetrics]
     evaluations: list[VersionEvaluation] = field(default_factory=list)
     checkpoint: LedgerCheckpoint | None = None
+    rewards_claimed: bool = False
+    """Whether some rewards are those that the run's own workers claimed."""
 
 
 def read_facts(access: RunAccess, run_key: str) -> CardFacts | None:
@@ -58,7 +64,9 @@ def read_facts(access: RunAccess, run_key: str) -> CardFacts | None:
     evaluations = StoreReader(store).documents(records, VersionEvaluation.from_json, [])
     checkpoints, _ = stored_checkpoints(store, access.roster)
     newest = checkpoints[max(checkpoints)][0] if checkpoints else None
-    return CardFacts(access.run, run_key, version, access.config, read_steps(store), evaluations, newest)
+    prepared = find(store, keys.PREPARED, Prepared.from_json)
+    claimed = prepared is not None and prepared.rewards_claimed
+    return CardFacts(access.run, run_key, version, access.config, read_steps(store), evaluations, newest, claimed)
 
 
 def model_card(facts: CardFacts, name: str, licence: str) -> str:
@@ -71,6 +79,7 @@ def model_card(facts: CardFacts, name: str, licence: str) -> str:
         _settings(facts),
         "## Training",
         *_training(facts),
+        *([CLAIMED] if facts.rewards_claimed else []),
         "## Scores",
         *_scores(facts),
         "## Ledger",

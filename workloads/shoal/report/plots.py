@@ -160,6 +160,9 @@ def _by_task_type(trained: Sequence[StepMetrics]) -> list[Plot]:
         ("signal-by-type", "signal_share", "Groups with signal, as a share of those sampled,", "share of groups"),
         ("sampled-by-type", "sampled_share", "Share of the groups that were sampled,", "share of groups"),
         ("share-by-type", "share", "Share of the groups that were trained on,", "share of groups"),
+        ("loss-by-type", "loss", "Loss without its weight", "mean loss of a token"),
+        ("clip-by-type", "clip_ratio", "Share of completion tokens whose ratio was cut,", "share of tokens"),
+        ("entropy-by-type", "entropy", "Entropy of the policy on completions", "nats per token"),
     ):
         lines = []
         for name, colour in zip(names, cycle((BLUE, ORANGE, GREEN, GREY)), strict=False):
@@ -172,7 +175,10 @@ def _by_task_type(trained: Sequence[StepMetrics]) -> list[Plot]:
             if own:
                 lines.append(Line(name, [step for step, _ in own], [value for _, value in own], colour, True))
         if lines:
-            plots.append(Plot(key, f"{what} of each task type.", draw(key, lines, "step", unit, from_zero=True)))
+            drawn = draw(key, lines, "step", unit, from_zero=attribute != "loss")
+            # A single line has no legend.
+            of = "each task type" if len(lines) > 1 else f"task type {lines[0].label}"
+            plots.append(Plot(key, f"{what} of {of}.", drawn))
     return plots
 
 

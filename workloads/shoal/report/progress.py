@@ -7,7 +7,9 @@ from collections.abc import Callable
 import httpx
 from pydantic import ValidationError
 
+from shoal.contracts.newer import from_newer_json
 from shoal.contracts.protocol import RunProgress
+from shoal.transport.authorities import well_known
 
 ASK_SECONDS = 1.0
 TIMEOUT_SECONDS = 3.0
@@ -45,7 +47,7 @@ class ProgressReader:
         try:
             response = client.get(f"{url}/v1/run")
             if response.status_code == 200:
-                self._newest = (time.monotonic(), RunProgress.from_json(response.content))
+                self._newest = (time.monotonic(), from_newer_json(RunProgress, response.content))
         except (httpx.HTTPError, ValidationError):
             return
 
@@ -61,4 +63,4 @@ class ProgressReader:
 
 
 def _client() -> httpx.Client:
-    return httpx.Client(trust_env=False, timeout=TIMEOUT_SECONDS, follow_redirects=False)
+    return httpx.Client(verify=well_known(), trust_env=False, timeout=TIMEOUT_SECONDS, follow_redirects=False)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from shoal.report.collect import BUSY_METRIC, BYTES_SERVED_METRIC, ENGINE_METRIC, RELAY_SERVER_METRIC
 from shoal.report.records import SampleRecord, SessionRecord, metric_key
 from shoal.report.write import Readings
+from shoal.transport.authorities import well_known
 
 METRICS = (BUSY_METRIC, BYTES_SERVED_METRIC, ENGINE_METRIC, RELAY_SERVER_METRIC)
 CPU_METRIC = "process_cpu_seconds_total"
@@ -55,7 +56,7 @@ def read_prometheus(url: str, run: str, begin_unix: float, end_unix: float, name
     cpu: dict[tuple[str, str, float], float] = {}
     namespaces: set[str] = set()
     total: int | None = None
-    with httpx.Client(trust_env=False, timeout=TIMEOUT_SECONDS, follow_redirects=False) as client:
+    with httpx.Client(verify=well_known(), trust_env=False, timeout=TIMEOUT_SECONDS, follow_redirects=False) as client:
         for name in (*METRICS, CPU_METRIC, STEPS_METRIC):
             for series in _ask(client, url, f"{name}{{{where}}}", begin_unix, end_unix, step):
                 labels = series.metric

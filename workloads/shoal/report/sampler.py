@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shoal.contracts.base import Contract
 from shoal.report.records import SampleRecord, SessionRecord, metric_key
+from shoal.transport.authorities import well_known
 
 SAMPLE_SECONDS = 5.0
 METRIC_PORTS = {
@@ -103,18 +104,17 @@ class Sampler:
 
     def read_once(self, client: httpx.Client) -> None:
         """One reading of every process, appended at once."""
-        records: list[Contract] = []
-        for target in self._targets():
-            records.append(
-                SampleRecord(
-                    unix=time.time(),
-                    pod=target.pod,
-                    container=target.container,
-                    pid=target.pid,
-                    cpu_seconds=cpu_seconds(target.pid) if target.pid else None,
-                    metrics=scrape(client, target),
-                )
+        records = [
+            SampleRecord(
+                unix=time.time(),
+                pod=target.pod,
+                container=target.container,
+                pid=target.pid,
+                cpu_seconds=cpu_seconds(target.pid) if target.pid else None,
+                metrics=scrape(client, target),
             )
+            for target in self._targets()
+        ]
         self._append(records)
 
     def end_readings(self) -> None:
@@ -132,7 +132,9 @@ class Sampler:
         self._append([SessionRecord(unix=time.time(), event="stop", outcome=outcome)])
 
     def _client(self) -> httpx.Client:
-        return httpx.Client(trust_env=False, timeout=SCRAPE_TIMEOUT_SECONDS, follow_redirects=False)
+        return httpx.Client(
+            verify=well_known(), trust_env=False, timeout=SCRAPE_TIMEOUT_SECONDS, follow_redirects=False
+        )
 
     def _loop(self) -> None:
         with self._client() as client:

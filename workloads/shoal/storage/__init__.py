@@ -5,10 +5,13 @@ Trusted roles import this; workers have no store credentials and never do.
 
 from shoal.storage.store import (
     BadKey,
+    LocalDiskFull,
     NotFound,
     ObjectInfo,
     Store,
     StoreUnavailable,
+    find,
+    not_told,
     open_below_prefix,
     open_island_store,
     open_store,
@@ -17,10 +20,13 @@ from shoal.storage.store import (
 
 __all__ = [
     "BadKey",
+    "LocalDiskFull",
     "NotFound",
     "ObjectInfo",
     "Store",
     "StoreUnavailable",
+    "find",
+    "not_told",
     "open_below_prefix",
     "open_island_store",
     "open_store",

@@ -1,7 +1,7 @@
 """Upload grants: the right to post one file to exactly one staging key, of bounded size, for some minutes.
 
 For S3 the grant is an S3 POST policy and the bytes never pass through us. For other stores the orchestrator serves `POST /v1/staging`: a signed URL
-of Azure bounds no size, and a stranger could fill the account.
+of Azure bounds no size, and a stranger could fill the account; one of Google's needs a call to its cloud for each signature.
 The grant is our own policy in the same form (fields to post before the file). It is authenticated by HMAC with a key derived from the run secret.
 Made and checked by the orchestrator; a worker only passes it on.
 """

@@ -22,7 +22,7 @@ from urllib.parse import urlencode
 import structlog
 import urllib3
 
-from shoal.contracts.recipe import S3Storage, WorkloadIdentity
+from shoal.contracts.storage import S3Storage, WorkloadIdentity
 from shoal.retries import Backoff
 
 TOKEN_FILE = "token"  # noqa: S105 - a file's name

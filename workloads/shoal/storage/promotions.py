@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from shoal.contracts import keys
 from shoal.contracts.serving import Promotion
 from shoal.storage.parallel import in_parallel
-from shoal.storage.store import NotFound, Store
+from shoal.storage.store import Store, find
 
 
 class BadPromotion(ValueError):
@@ -35,12 +35,10 @@ def read_tags(store: Store) -> list[str]:
 def _read(store: Store, tag: str, number: int) -> Promotion | None:
     key = keys.promotion(tag, number)
     try:
-        made = Promotion.from_json(store.get(key))
-    except NotFound:  # taken back since the listing
-        return None
+        made = find(store, key, Promotion.from_json)  # None: taken back since the listing
     except ValidationError as error:
         raise BadPromotion(f"{key} cannot be read: {error.error_count()} mistakes") from None
-    if (made.tag, made.number) != (tag, number):
+    if made is not None and (made.tag, made.number) != (tag, number):
         raise BadPromotion(f"{key} is of tag {made.tag} and number {made.number}: somebody copied it there")
     return made
 

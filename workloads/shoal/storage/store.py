@@ -1,4 +1,4 @@
-"""`Store`: get, put, create-if-absent, list and ranges over a folder or an S3-compatible store, with a deadline on every call.
+"""`Store`: get, put, create-if-absent, list and ranges over a folder or a store of a cloud, with a deadline on every call.
 
 Built on obstore, which gives both backends atomic puts and create-if-absent. What is added here: keys relative to one run, refusal of odd keys, and
 retries. A store that is away (network, 5xx, a folder that vanished) is asked again with growing pauses, until `deadline_seconds`;
@@ -6,6 +6,7 @@ then `StoreUnavailable` says what was waited for and how long. The deadline of a
 before: it may take hours, and ends when the store takes no more. A missing key and a lost race are answers, not errors, and are never retried.
 """
 
+import errno
 import hashlib
 import re
 import time
@@ -18,17 +19,19 @@ from typing import TYPE_CHECKING, TypeVar
 import obstore
 import structlog
 from obstore.exceptions import AlreadyExistsError, BaseError, NotFoundError, PermissionDeniedError, UnauthenticatedError
-from obstore.store import AzureStore, LocalStore, S3Store
+from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 
 from shoal.contracts import keys
-from shoal.contracts.recipe import AzureStorage, S3Storage, StorageSpec
 from shoal.contracts.run import RunConfig, home
+from shoal.contracts.storage import AzureStorage, GcsStorage, S3Storage, StorageSpec
 from shoal.retries import Backoff, retrying
-from shoal.storage.entra import Bearer, EntraIdentity, entra_of
+from shoal.storage.bearer import Bearer
+from shoal.storage.entra import EntraIdentity, entra_of
+from shoal.storage.google import GoogleIdentity, google_of
 from shoal.storage.identity import Identity, IdentityRefused, Keys, S3Identity, StaticKeys, identity_of
 
 if TYPE_CHECKING:
-    from obstore.store import AzureCredential, ClientConfig, S3Credential
+    from obstore.store import ClientConfig, GCSCredential, S3Credential
 
 Answer = TypeVar("Answer")
 
@@ -43,6 +46,7 @@ BEING_WRITTEN = re.compile(
 )  # versitygw lists an object that is being written by this name too
 MAX_PARTS = 9000  # S3 takes 10,000 for an object
 PAUSES = Backoff(0.1, 5.0)
+KINDS = {LocalStore: "folder", S3Store: "s3", AzureStore: "azure", GCSStore: "gcs"}
 SILENCE_SECONDS = 30.0  # a request on which nothing arrives for so long is asked again
 
 
@@ -61,6 +65,10 @@ class StoreUnavailable(RuntimeError):
     """The store did not answer until the deadline."""
 
 
+class LocalDiskFull(StoreUnavailable):
+    """An object finds no room on the disk here, however well its store answers."""
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """One listed object: key relative to the run, size in bytes, time of change in seconds since 1970."""
@@ -75,7 +83,7 @@ class Store:
 
     def __init__(
         self,
-        backend: LocalStore | S3Store | AzureStore,
+        backend: LocalStore | S3Store | AzureStore | GCSStore,
         prefix: str,
         *,
         root: Path | None = None,
@@ -95,10 +103,8 @@ class Store:
 
     @property
     def kind(self) -> str:
-        """`folder`, `s3` or `azure`."""
-        if self._root is not None:
-            return "folder"
-        return "azure" if isinstance(self._backend, AzureStore) else "s3"
+        """`folder`, `s3`, `azure` or `gcs`."""
+        return next(name for backend, name in KINDS.items() if isinstance(self._backend, backend))
 
     def local_path(self, key: str) -> Path:
         """Where a folder store keeps `key`; raises TypeError for others, where there is no such place."""
@@ -135,13 +141,18 @@ class Store:
         return self._call(f"read {key}", key, read)
 
     def get_to_file(self, key: str, path: Path) -> None:
-        """Copy an object to a file, a chunk at a time; the file appears whole or not at all."""
+        """Copy an object to a file, a chunk at a time; the file appears whole or not at all. Raises `LocalDiskFull` at once."""
         partial = path.with_name(path.name + ".partial")
 
         def download(full: str) -> None:
-            with partial.open("wb") as file:
-                for chunk in obstore.get(self._backend, full).stream(min_chunk_size=CHUNK_BYTES):
-                    file.write(chunk)
+            try:
+                with partial.open("wb") as file:
+                    for chunk in obstore.get(self._backend, full).stream(min_chunk_size=CHUNK_BYTES):
+                        file.write(chunk)
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):  # of the disk here: no store is asked again for it
+                    raise LocalDiskFull(f"cannot fetch {key}: the disk of {path.parent} is full") from error
+                raise
 
         try:
             self._call(f"read {key}", key, download)
@@ -366,6 +377,15 @@ def _chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
+def find(store: Store, key: str, read: Callable[[bytes], Answer]) -> Answer | None:
+    """What `read` makes of the object under `key`; None when there is no such object. Raises what `read` raises."""
+    try:
+        data = store.get(key)
+    except NotFound:
+        return None
+    return read(data)
+
+
 def open_store(config: RunConfig, *, deadline_seconds: float = 120.0) -> Store:
     """The store of a run, from `config/run.json` and, for S3, the credentials in `secrets/store/`."""
     return _open(config, f"{config.storage.prefix}/{config.run}", home() / "store", deadline_seconds)
@@ -379,6 +399,13 @@ def open_store_of(run: str, config: RunConfig, *, deadline_seconds: float = 120.
 def open_below_prefix(config: RunConfig, *, deadline_seconds: float = 120.0) -> Store:
     """Everything below `storage.prefix`, for objects that people put there."""
     return _open(config, config.storage.prefix, home() / "store", deadline_seconds)
+
+
+def not_told(config: RunConfig) -> str:
+    """Why a command on somebody's machine does not read what lies below `storage.prefix`, and how it would."""
+    storage = config.storage
+    place = f"s3://{storage.s3.bucket}/{storage.prefix}" if storage.s3 is not None else "DIR, with a copy of it"
+    return f"lies in the store of runs: give --store {place}; or name its file with `path`"
 
 
 def open_island_store(config: RunConfig, island: str, deadline_seconds: float = 120.0) -> Store:
@@ -397,6 +424,8 @@ def open_in(storage: StorageSpec, prefix: str, pod: Path, folder: Path, *, deadl
         return open_bucket(storage.s3, prefix, identity_of(storage.s3, pod), deadline_seconds=deadline_seconds)
     if storage.azure is not None:
         return open_container(storage.azure, prefix, entra_of(storage.azure, pod), deadline_seconds=deadline_seconds)
+    if storage.gcs is not None:
+        return open_gcs(storage.gcs, prefix, google_of(storage.gcs, pod), deadline_seconds=deadline_seconds)
     return open_folder(folder, prefix, deadline_seconds=deadline_seconds)
 
 
@@ -436,8 +465,20 @@ def open_container(
         container_name=spec.container,
         account_name=spec.account,
         endpoint=spec.url,
-        credential_provider=lambda: _for_azure(identity.keys()),
+        credential_provider=lambda: _of_bearer(identity.keys()),
         client_options=_client_options(spec.url, deadline_seconds),
+        retry_config={"max_retries": 0},
+    )
+    return Store(backend, prefix, identity=identity, deadline_seconds=deadline_seconds)
+
+
+def open_gcs(spec: GcsStorage, prefix: str, identity: GoogleIdentity, *, deadline_seconds: float = 120.0) -> Store:
+    """A bucket of Google Cloud Storage, by its XML API. What it is asked with is renewed as for S3."""
+    backend = GCSStore(
+        spec.bucket,
+        base_url=spec.endpoint.rstrip("/"),
+        credential_provider=lambda: _of_bearer(identity.keys()),
+        client_options=_client_options(spec.endpoint, deadline_seconds),
         retry_config={"max_retries": 0},
     )
     return Store(backend, prefix, identity=identity, deadline_seconds=deadline_seconds)
@@ -453,7 +494,7 @@ def _client_options(endpoint: str, deadline_seconds: float) -> "ClientConfig":
     }
 
 
-def _for_azure(held: Bearer) -> "AzureCredential":
+def _of_bearer(held: Bearer) -> "GCSCredential":
     return {"token": held.token, "expires_at": datetime.fromtimestamp(held.expires_unix, UTC)}
 
 

@@ -227,7 +227,7 @@ def start(role: str, stream: TextIO | None = None) -> structlog.stdlib.BoundLogg
     handler.setFormatter(library_formatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.captureWarnings(True)
-    stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a standard stream has it
     every_line(role=role, pod=pod_name())
     if own:
         os.environ.setdefault("TQDM_DISABLE", "1")  # bars are for people

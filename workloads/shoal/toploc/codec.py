@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shoal.contracts.recipe import ProofThresholds
+from shoal.contracts.thresholds import ProofThresholds
 from shoal.toploc.prime_field import PRIME, evaluate, interpolate
 from shoal.toploc.top_points import TOP_K, Bool, Int64, States, UInt16, top_points
 

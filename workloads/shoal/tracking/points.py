@@ -43,7 +43,7 @@ def point(metrics: StepMetrics) -> TrackedStep:
             f"type/{kind}/{name}": float(value)
             for kind, means in metrics.by_task_type.items()
             for name, value in means
-            if value is not None
+            if isinstance(value, int | float)
         }
     values |= {f"seconds/{phase}": seconds for phase, seconds in metrics.phase_seconds.items()}
     values["seconds/step"] = metrics.finished_unix - metrics.started_unix

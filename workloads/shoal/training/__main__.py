@@ -35,7 +35,7 @@ def main() -> None:
     from shoal.training.custom_objective import BadObjective
     from shoal.training.extensions.enabled import enabled_extensions
     from shoal.training.loop import Trainer
-    from shoal.training.objectives import objective_of
+    from shoal.training.objectives import source_losses
     from shoal.training.parallel import BadDivision, start_ranks
     from shoal.training.progress import ProgressReporter
     from shoal.transport import SignedClient
@@ -44,7 +44,7 @@ def main() -> None:
     config = load_run_config()
     telemetry.every_line(run=config.run)
     try:
-        objective_of(config.recipe)  # before the base model is fetched, which may take minutes
+        source_losses(config.recipe)  # before the base model is fetched, which may take minutes
     except BadObjective as error:
         log.error("the run's objective cannot be used", field="spec.recipe.algorithm.custom", reason=str(error))
         sys.exit(EXIT_INPUT_WRONG)

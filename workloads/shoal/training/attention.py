@@ -23,6 +23,11 @@ from shoal.training.parallel import ContextGroup
 NAME = "shoal_packed"
 """Name of this attention in a transformers configuration."""
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+NEEDED_BY = {
+    "linear_attention": "a linear attention whose states begin again at the bounds of samples, as kernels with `cu_seqlens` have it; "
+    "transformers on a CPU has none"
+}
+"""What would let layers of another type be trained in packs."""
 """Kinds of layers that are computed here; a model with others (chunked, linear) is refused when it is loaded."""
 CHANGES_WHAT_IS_COMPUTED = ("softcap", "s_aux", "position_bias")
 """Further arguments that some models give to their attention. Leaving one out would train another model than the one that samples."""

@@ -6,6 +6,7 @@ step on any number of them. Pure; called by `loop`.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -16,10 +17,11 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from shoal.contracts.recipe import Recipe
+from shoal.contracts.rollouts import sampled_stretches
 from shoal.contracts.run import RunConfig
-from shoal.training.advantages import group_advantages
+from shoal.training.advantages import group_advantages, turn_advantages
 from shoal.training.completions import Packed
-from shoal.training.objectives import objective_of, overlong_penalty
+from shoal.training.objectives import objective_of, overlong_penalty, source_losses
 from shoal.training.packing import cost, deal, density, pack
 from shoal.training.rollouts import RolloutGroup, Sample
 
@@ -56,8 +58,9 @@ class MicroBatch:
 
     The flat arrays have one entry for each token that the model itself sampled (tool output is context only):
     `predicted_from` is where in the pack the token was predicted (the position before it), `targets` its id, `policy_versions` the version
-    that sampled it; `routes` the experts of that position, where they are recorded. A filler, for a rank short of work, has tokens but none of
-    these entries: it adds nothing to any sum.
+    that sampled it; `routes` the experts of that position, where they are recorded; `sources` which of `objectives.source_losses` is its own, where
+    the recipe has several: always in host memory, where tiles are told apart without a wait for the device. A filler, for a rank short of work,
+    has tokens but none of these entries: it adds nothing to any sum.
     """
 
     tokens: Int[Tensor, " pack"]
@@ -70,6 +73,7 @@ class MicroBatch:
     policy_versions: Int[Tensor, " completion"]
     segments: Segments
     routes: Integer[Tensor, "completion layers choices"] | None = None
+    sources: Int[Tensor, " completion"] | None = None
 
     @cached_property
     def completions(self) -> Packed:
@@ -83,7 +87,7 @@ class MicroBatch:
         tensors = {
             field.name: value.to(device)
             for field in fields(self)
-            if isinstance(value := getattr(self, field.name), Tensor)
+            if field.name != "sources" and isinstance(value := getattr(self, field.name), Tensor)
         }
         return replace(self, **tensors)
 
@@ -95,6 +99,8 @@ class OptimizerBatch:
     `token_count` is over all ranks, and `divisor` is what the objective divides the sum over tokens by. `versions` has for
     each round the policy versions that sampled any rank's tokens of it, ascending. `numbers` has for each of this rank's micro-batches which samples
     of the step its segments are, counted through the groups (none for a filler); `rows` is how many of all ranks' samples have a sampled token.
+    `divisors` and `source_tokens` are the same for each of `objectives.source_losses`, where the recipe has sources: the former as if all rows were
+    its own, the latter of its own rows.
     """
 
     micro_batches: list[MicroBatch]
@@ -103,6 +109,8 @@ class OptimizerBatch:
     versions: list[tuple[int, ...]]
     numbers: list[tuple[int, ...]] = field(default_factory=list)
     rows: int = 0
+    divisors: tuple[float, ...] = ()
+    source_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,7 @@ class StepPlan:
     """All optimizer batches of a step; `packing_density` is the share of pack capacity that holds tokens, over all ranks.
 
     `digest`: SHA-256, in hex, over what is learnt in which order, whatever the ranks: each optimizer step's divisor and packs, each sample's name,
-    tokens, mask, temperature, version and advantages.
+    tokens, mask, temperature, version and advantages; of a recipe with sources also each one's name and divisor.
     """
 
     optimizer_batches: list[OptimizerBatch]
@@ -164,6 +172,7 @@ def plan_step(
     order = np.random.default_rng([seed, step]).permutation(len(scored))
     capacity = recipe.pack_length or recipe.max_sequence_length
     longest = min(recipe.max_sequence_length, completion_limit or recipe.max_sequence_length)
+    losses = source_losses(recipe)
     batches, tokens, bins, running = [], 0, 0, hashlib.sha256()
     for part in np.array_split(order, recipe.optimizer_steps):
         members = [scored[index] for index in part]
@@ -171,13 +180,21 @@ def plan_step(
         bins_of_part = pack(lengths, capacity)
         packs = [[members[index] for index in indices] for indices in bins_of_part]
         numbers = [[int(part[index]) for index in indices] for indices in bins_of_part]
-        divisor = {
-            "tokens": None,
+        sampled = {
+            "tokens": float(sum(int(sample.mask.sum()) for sample, _ in members)),
             "longest_completions": float(len(members) * longest),
             "completions": float(sum(bool(sample.mask.any()) for sample, _ in members)),
-        }[objective_of(recipe).divisor]
-        batches.append(optimizer_batch(packs, rank, world, divisor, numbers))
-        _add_to_digest(running, packs, batches[-1].divisor)
+        }
+        divisors = tuple(sampled[each.objective.divisor] for each in losses)
+        named = [each.name for each in losses] if recipe.sources else []
+        made = optimizer_batch(packs, rank, world, divisors[0], numbers, named)
+        _add_to_digest(running, packs, made.divisor)
+        if recipe.sources:
+            made = replace(made, divisors=divisors)
+            # Not the factor: whoever tunes it in mid-run changes nothing of what is learnt in which order, and the ledger's terms tell it.
+            said = [(each.name, divisor) for each, divisor in zip(losses, divisors, strict=True)]
+            running.update(f"sources {said!r}\n".encode())
+        batches.append(made)
         tokens, bins = tokens + sum(lengths), bins + len(packs)
     return StepPlan(batches, density([tokens], [[0]] * bins, capacity), running.hexdigest())
 
@@ -216,14 +233,33 @@ def _add_to_digest(running: "hashlib._Hash", packs: Sequence[Sequence[Scored]], 
 
 
 def score(group: RolloutGroup, recipe: Recipe, completion_limit: int | None = None) -> list[Scored]:
-    """Each sample of a group with its advantage under the recipe's objective."""
-    objective = objective_of(recipe)
-    advantages = group_advantages(
-        shaped_rewards(group, recipe, completion_limit),
-        normalize=recipe.normalizes_advantages,
-        leave_one_out=objective.advantages == "leave_one_out",
-    )
+    """Each sample of a group with its advantage under its source's objective, else the recipe's."""
+    recipe = recipe.of_source(group.samples[0].task_type) if recipe.sources else recipe
+    rewards = shaped_rewards(group, recipe, completion_limit)
+    leave_one_out = objective_of(recipe).advantages == "leave_one_out"
+    if recipe.credit == "Turn":
+        return _by_turn(group, rewards, normalize=recipe.normalizes_advantages, leave_one_out=leave_one_out)
+    advantages = group_advantages(rewards, normalize=recipe.normalizes_advantages, leave_one_out=leave_one_out)
     return list(zip(group.samples, advantages.tolist(), strict=True))
+
+
+def _by_turn(
+    group: RolloutGroup, rewards: Float[np.ndarray, " samples"], *, normalize: bool, leave_one_out: bool
+) -> list[Scored]:
+    """Each sample with one advantage a token, which is its turn's. What an episode's length costs is taken from its last turn."""
+    turns = [
+        [*sample.turn_rewards[:-1], float(reward) - math.fsum(sample.turn_rewards[:-1])]
+        for sample, reward in zip(group.samples, rewards, strict=True)
+    ]
+    scored: list[Scored] = []
+    found = turn_advantages(turns, normalize=normalize, leave_one_out=leave_one_out)
+    for sample, advantages in zip(group.samples, found, strict=True):
+        values = np.zeros(sample.completion_length)
+        if sample.mask.any():  # else nothing of it is learnt: `without_overlong`
+            for stretch, advantage in zip(sampled_stretches(sample.mask.tolist()), advantages, strict=True):
+                values[stretch] = advantage
+        scored.append((sample, values))
+    return scored
 
 
 def shaped_rewards(group: RolloutGroup, recipe: Recipe, completion_limit: int | None) -> Float[np.ndarray, " samples"]:
@@ -262,10 +298,12 @@ def optimizer_batch(
     world: int,
     divisor: float | None = None,
     numbers: Sequence[Sequence[int]] | None = None,
+    sources: Sequence[str] = (),
 ) -> OptimizerBatch:
     """Packs dealt out to ranks. Without a `divisor` the loss is divided by the count of completion tokens.
 
-    `numbers` says which samples of the step the packs hold; without it they are counted through the packs.
+    `numbers` says which samples of the step the packs hold; without it they are counted through the packs. `sources` are those that have a loss of
+    their own; the first stands for all others.
     """
     if numbers is None:
         starts = np.cumsum([0, *map(len, packs)]).tolist()
@@ -276,7 +314,9 @@ def optimizer_batch(
     dealt = deal([cost([len(sample.tokens) for sample, _ in members]) for members in useful], world)
     tokens = sum(int(sample.mask.sum()) for members in useful for sample, _ in members)
     return OptimizerBatch(
-        micro_batches=[filler() if index is None else micro_batch(useful[index]) for index in dealt[rank]],
+        micro_batches=[
+            filler(sources) if index is None else micro_batch(useful[index], sources) for index in dealt[rank]
+        ],
         token_count=tokens,
         divisor=float(tokens) if divisor is None else divisor,
         versions=[
@@ -285,7 +325,16 @@ def optimizer_batch(
         ],
         numbers=[() if index is None else named[index] for index in dealt[rank]],
         rows=sum(bool(sample.mask.any()) for members in useful for sample, _ in members),
+        source_tokens=tuple(
+            sum(int(sample.mask.sum()) for members in useful for sample, _ in members if _source(sample, sources) == at)
+            for at in range(len(sources))
+        ),
     )
+
+
+def _source(sample: Sample, sources: Sequence[str]) -> int:
+    """Which of the sources the sample is of; 0 stands for all that are not named."""
+    return sources.index(sample.task_type) if sample.task_type in sources else 0
 
 
 def _versions(members: Sequence[Scored]) -> set[int]:
@@ -293,8 +342,8 @@ def _versions(members: Sequence[Scored]) -> set[int]:
     return {version for sample, _ in members for version, _ in sample.segments or [(sample.policy_version, 0)]}
 
 
-def micro_batch(members: Sequence[Scored]) -> MicroBatch:
-    """Lay samples, each with its advantage, end to end."""
+def micro_batch(members: Sequence[Scored], sources: Sequence[str] = ()) -> MicroBatch:
+    """Lay samples, each with its advantage, end to end. `sources` as in `optimizer_batch`."""
     starts = np.cumsum([0, *(len(sample.tokens) for sample, _ in members)])
     places, repeats = [], []
     for (sample, _), start in zip(members, starts, strict=False):
@@ -314,10 +363,13 @@ def micro_batch(members: Sequence[Scored]) -> MicroBatch:
         policy_versions=torch.from_numpy(np.concatenate([sample.token_versions[sample.mask] for sample, _ in members])),
         segments=Segments(tuple(starts.tolist())),
         routes=_routes(members),
+        sources=torch.from_numpy(np.repeat([_source(sample, sources) for sample, _ in members], repeats))
+        if sources
+        else None,
     )
 
 
-def filler() -> MicroBatch:
+def filler(sources: Sequence[str] = ()) -> MicroBatch:
     """One token of context and nothing to learn: what a rank computes while others work, since every rank meets in every layer.
 
     A copy of a real micro-batch in its place would count twice.
@@ -333,6 +385,7 @@ def filler() -> MicroBatch:
         worker_logprobs=real,
         policy_versions=whole,
         segments=Segments((0, 1)),
+        sources=whole if sources else None,
     )
 
 

@@ -13,7 +13,7 @@ A worker's claim moves a token's weight by what validators let pass of it, and t
 from dataclasses import dataclass, fields
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from shoal.contracts.corrections import MismatchCorrection, RatioBand
@@ -29,7 +29,7 @@ class Corrected:
     masked: Float[Tensor, " tokens"]
     completions_masked: Float[Tensor, " tokens"]
 
-    def part(self, here: slice) -> "Corrected":
+    def part(self, here: slice | Int[Tensor, " chosen"]) -> "Corrected":
         """Those of some tokens."""
         return Corrected(*(getattr(self, field.name)[here] for field in fields(self)))
 

@@ -15,7 +15,6 @@ The outbox is where a version waits for the publisher: `outbox/v000007/` appears
 
 import functools
 import hashlib
-import os
 import shutil
 import threading
 from collections.abc import Collection, Mapping
@@ -33,7 +32,7 @@ from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import BadSignature
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import NotFound, Store
-from shoal.storage.checkpoint_files import version_digest
+from shoal.storage.checkpoint_files import flush, version_digest
 from shoal.storage.growing import GrowingWriter, clear_unfinished, discard, partial_folder
 from shoal.storage.promotions import BadPromotion, promoted_versions
 from shoal.storage.versions import read_record, read_sealed_manifest, versions_with_shards
@@ -79,9 +78,9 @@ class Outbox:
             growing.close()
         if self._ranks.leader:
             for path in partial.iterdir():
-                _flush(path)
+                flush(path)
             partial.rename(target)
-            _flush(self._folder)
+            flush(self._folder)
             growing.end()
 
     def write(self, copies: Mapping[str, Tensor], version: int, growing: GrowingWriter | None = None) -> Path:
@@ -91,15 +90,6 @@ class Outbox:
             discard(partial)  # of what failed here before
         self._export.write(copies, partial, growing)
         return partial
-
-
-def _flush(path: Path) -> None:
-    """To the disk, so that a name that is seen after a crash has its bytes."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class Final:

@@ -22,16 +22,19 @@ from jaxtyping import Float, Int, Integer, Num
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
-from torch.nn.functional import grouped_mm, linear
+from torch.nn.functional import grouped_mm, linear, pad
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from shoal.contracts.routes import RouteShape
-from shoal.models.places import DOWN, GATE_UP, stacks
+from shoal.models.places import ADAPTERS, DOWN, GATE_UP, MATRICES, stacks
 from shoal.models.routers import Routers, differs
+from shoal.training.lora import OF_EXPERTS
 from shoal.training.parallel import waiting_for
 
 NAME = "shoal_grouped"
 """Name of this computation in a transformers configuration."""
+KERNEL_ALIGNMENT = 8
+"""Values of bfloat16 in the 16 bytes that `grouped_mm` asks strides to be a multiple of."""
 
 
 def grouped_experts(
@@ -44,9 +47,8 @@ def grouped_experts(
     choices = chosen.shape[1]
     order = chosen.reshape(-1).argsort(stable=True)
     counts = torch.bincount(chosen.reshape(-1), minlength=module.num_experts)
-    here, rows = (module.gate_up_proj, module.down_proj), hidden[order // choices]
-    kept = isinstance(here[0], DTensor)
-    sorted_out = by_owners(module, rows, counts) if kept else _feed_forward(module, rows, *here, counts)
+    kept = isinstance(module.gate_up_proj, DTensor)
+    sorted_out = (by_owners if kept else _feed_forward)(module, hidden[order // choices], counts)
     found = sorted_out[_inverse(order)].view(*chosen.shape, -1) * weights[:, :, None]
     return found.sum(dim=1).to(hidden.dtype)
 
@@ -54,18 +56,16 @@ def grouped_experts(
 def keep_experts(model: torch.nn.Module, mesh: DeviceMesh) -> set[torch.nn.Parameter]:
     """Cut the stacks of a model so that each rank has its own whole experts only, and give them: FSDP2 must ignore these.
 
-    They lie as FSDP2 would lay them, so states, exports and optimizers see no difference.
+    The thin stacks of adapters are among them. They lie as FSDP2 would lay them, so states, exports and optimizers see no difference.
     """
     kept = set()
-    for module in stacks(model).values():
-        for name in (GATE_UP, DOWN):
-            whole = module._parameters[name]
-            assert whole is not None
+    for holder in [holder for module in stacks(model).values() for holder in module.modules()]:
+        for name, whole in holder.named_parameters(recurse=False):
             mine = len(whole) // mesh.size()
             part = whole.detach()[mesh.get_local_rank() * mine :][:mine].clone()
             sharded = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
-            module._parameters[name] = torch.nn.Parameter(sharded, requires_grad=whole.requires_grad)
-            kept.add(module._parameters[name])
+            holder._parameters[name] = stack = torch.nn.Parameter(sharded, requires_grad=whole.requires_grad)
+            kept.add(stack)
     return kept
 
 
@@ -87,9 +87,7 @@ def by_owners(
     found: Tensor = _Travel.apply(rows, there, here, group, place)
     experts = torch.arange(received.shape[1], device=rows.device).repeat(ranks)
     order = experts.repeat_interleave(received.flatten()).argsort(stable=True)
-    # A stack is kept in float32, and is computed with in the type of the rows.
-    gate_up, down = (stack.to_local().to(rows.dtype) for stack in (module.gate_up_proj, module.down_proj))
-    made = _feed_forward(module, found[order], gate_up, down, received.sum(dim=0))[_inverse(order)]
+    made = _feed_forward(module, found[order], received.sum(dim=0))[_inverse(order)]
     back: Tensor = _Travel.apply(made, here, there, group, place)
     return back
 
@@ -114,9 +112,42 @@ def _travelled(rows: Tensor, sent: list[int], received: list[int], group: Any, p
     return found
 
 
-def _feed_forward(module: Any, rows: Tensor, gate_up: Tensor, down: Tensor, counts: Int[Tensor, " experts"]) -> Tensor:
-    """What the experts of two stacks make of rows that are sorted by expert, `counts` for each."""
-    return grouped_linear(module._apply_gate(grouped_linear(rows, gate_up, counts)), down, counts)
+def _feed_forward(module: Any, rows: Tensor, counts: Int[Tensor, " experts"]) -> Tensor:
+    """What the experts here make of rows that are sorted by expert, `counts` for each."""
+    return _adapted(module, DOWN, module._apply_gate(_adapted(module, GATE_UP, rows, counts)), counts)
+
+
+def _adapted(module: Any, stack: str, rows: Tensor, counts: Int[Tensor, " experts"]) -> Tensor:
+    """Rows times a stack; where matrices in it have adapters, a second pair of grouped products is added at their places (`lora.ExpertAdapters`)."""
+    out = grouped_linear(rows, _here(getattr(module, stack), rows), counts)
+    adapters: Any = getattr(module, OF_EXPERTS, {})
+    width = out.shape[1] // len(MATRICES[stack])
+    for number, matrix in enumerate(MATRICES[stack]):
+        if matrix in adapters:
+            lora_a, lora_b = (_here(getattr(adapters[matrix], name), rows) for name in ADAPTERS)
+            out.narrow(1, number * width, width).add_(low_rank(rows, lora_a, lora_b, adapters[matrix].scale, counts))
+    return out
+
+
+def _here(stack: Tensor, rows: Tensor) -> Tensor:
+    """A stack as this rank computes with it. One that is kept at its rank is kept in float32, and computed with in the type of the rows."""
+    return stack.to_local().to(rows.dtype) if isinstance(stack, DTensor) else stack
+
+
+def low_rank(
+    rows: Float[Tensor, "rows in"],
+    lora_a: Float[Tensor, "experts rank in"],
+    lora_b: Float[Tensor, "experts out rank"],
+    scale: float,
+    counts: Int[Tensor, " experts"],
+) -> Float[Tensor, "rows out"]:
+    """Rows that are sorted by expert, each times both thin matrices of its expert's adapter, and the scale, where a row is narrow.
+
+    The kernel for all experts asks for rows of 16 bytes: ranks that are no multiple of 8 are filled up with zeros.
+    """
+    if lacking := -lora_a.shape[1] % KERNEL_ALIGNMENT:
+        lora_a, lora_b = pad(lora_a, (0, 0, 0, lacking)), pad(lora_b, (0, lacking))
+    return grouped_linear(scale * grouped_linear(rows, lora_a, counts), lora_b, counts)
 
 
 def _inverse(order: Int[Tensor, " rows"]) -> Int[Tensor, " rows"]:

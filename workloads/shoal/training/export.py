@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Shard
 from shoal.models.places import ADAPTERS, Place, places
 from shoal.storage.growing import GrowingWriter, Piece
 from shoal.training.host_copy import WEIGHTS, local, own_rows
-from shoal.training.lora import LoraLinear, merged_weight
+from shoal.training.lora import adapter_of, merged_weight
 from shoal.training.model import Policy, served_dtype
 from shoal.training.parallel import Ranks, waiting_for
 
@@ -121,17 +121,20 @@ class Export:
         entry, ranks = place.entry, self._ranks
         dtype = entry.dtype(self._dtype)
         weight = copies[entry.key] if entry.frozen is None else entry.frozen
+        adapter = None
+        if entry.adapter is not None:
+            lora_a, lora_b, scale = entry.adapter
+            adapter = copies[lora_a], copies[lora_b], scale
         if entry.place is not None and entry.place.expert is not None:
-            return of_expert(weight, entry.place, ranks, place.writer, dtype)
-        if entry.adapter is None:
+            return of_expert(weight, entry.place, ranks, place.writer, dtype, adapter)
+        if adapter is None:
             return gathered(weight, ranks, place.writer, dtype)
-        lora_a, lora_b, scale = entry.adapter
         # What is merged is rounded once, after.
-        wholes = [gathered(each, ranks, place.writer) for each in (weight, copies[lora_a], copies[lora_b])]
+        wholes = [gathered(each, ranks, place.writer) for each in (weight, *adapter[:2])]
         if ranks.rank != place.writer:
             return []
         whole, first, second = (torch.cat(chunks) for chunks in wholes)
-        return [merged_weight(whole, first, second, scale).to(self._dtype)]
+        return [merged_weight(whole, first, second, adapter[2]).to(self._dtype)]
 
 
 def gathered(tensor: Tensor, ranks: Ranks, writer: int, dtype: torch.dtype | None = None) -> list[Tensor]:
@@ -162,10 +165,18 @@ def gathered(tensor: Tensor, ranks: Ranks, writer: int, dtype: torch.dtype | Non
     ]
 
 
-def of_expert(stack: Tensor, place: Place, ranks: Ranks, writer: int, dtype: torch.dtype) -> list[Tensor]:
+def of_expert(
+    stack: Tensor,
+    place: Place,
+    ranks: Ranks,
+    writer: int,
+    dtype: torch.dtype,
+    adapter: tuple[Tensor, Tensor, float] | None = None,
+) -> list[Tensor]:
     """An expert's matrix at `writer`, on the host, sent by the rank that has the expert; nothing at the other ranks, which do not wait.
 
-    All ranks go through the tensors in one order, so every send meets its receipt.
+    That rank has the expert's rows of its `adapter` too, and merges them before it rounds and sends. All ranks go through the tensors in one order,
+    so every send meets its receipt.
     """
     sharded = isinstance(stack, DTensor) and ranks.world > 1
     first, _ = own_rows(stack)
@@ -174,7 +185,11 @@ def of_expert(stack: Tensor, place: Place, ranks: Ranks, writer: int, dtype: tor
     if ranks.rank not in (owner, writer):
         return []
     if ranks.rank == owner:
-        mine = place.within(local(stack), first).to("cpu", dtype).contiguous()
+        mine = place.within(local(stack), first).cpu()
+        if adapter is not None:
+            lora_a, lora_b = (local(each)[place.expert - first].cpu() for each in adapter[:2])
+            mine = merged_weight(mine, lora_a, lora_b, adapter[2])
+        mine = mine.to(dtype).contiguous()
         if owner == writer:
             return [mine]
         with waiting_for("an expert's matrix to be taken", ranks.rank):
@@ -257,18 +272,16 @@ def _entries(policy: Policy) -> list[Entry]:
     first, as safetensors lays files out: then each value lies at a multiple of its size.
     """
     model = policy.model
-    owners, state = dict(model.named_modules()), model.state_dict()
+    modules, state = dict(model.named_modules()), model.state_dict()
     trained = {name for name, parameter in policy.named_parameters() if parameter.requires_grad}
     buffers = {name for name, _ in model.named_buffers()}
     found = []
     for name, place in places(model).items():
-        module, _, last = place.state.rpartition(".")
         inner = f"model.{place.state}"
-        owner = owners[module]
         adapter = None
-        if isinstance(owner, LoraLinear) and last == "weight":
-            lora_a, lora_b = (f"{WEIGHTS}/model.{module}.{adapter}" for adapter in ADAPTERS)
-            adapter = (lora_a, lora_b, owner.scale)
+        if (found_adapter := adapter_of(place, modules)) is not None:
+            lora_a, lora_b = (f"{WEIGHTS}/model.{found_adapter[0]}.{each}" for each in ADAPTERS)
+            adapter = (lora_a, lora_b, found_adapter[1].scale)
         tensor = state[place.state]
         frozen = None if inner in trained else tensor.detach()
         own = tensor.dtype if place.state in buffers else None

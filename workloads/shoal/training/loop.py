@@ -19,8 +19,8 @@ from shoal import telemetry
 from shoal.contracts import keys
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.mixture import MIXTURE
-from shoal.contracts.recipe import state_every
 from shoal.contracts.steps import StepMetrics
+from shoal.planner.memory import state_every
 from shoal.storage import NotFound
 from shoal.training.context import TrainerContext
 from shoal.training.delivery import Delivery, Outbox, VersionArtifacts
@@ -31,7 +31,7 @@ from shoal.training.host_copy import HostCopy, trained
 from shoal.training.method import Method, StepTools, Untrained
 from shoal.training.metrics import StepTimes, untrained_metrics
 from shoal.training.model import Policy, load_policy
-from shoal.training.objectives import objective_of
+from shoal.training.objectives import source_losses
 from shoal.training.published import PUBLISHED_DEADLINE_SECONDS, HandedOver
 from shoal.training.reinforcement import Reinforcement
 from shoal.training.sft.method import SupervisedFineTuning
@@ -70,7 +70,7 @@ class Trainer:
         self._ranks = ranks
         self._extensions = extensions
         if config.mode != "SFT":
-            objective_of(config.recipe)  # one that is wrong is refused before anything is loaded
+            source_losses(config.recipe)  # one that is wrong is refused before anything is loaded
         disable_progress_bar()  # the log is for lines that somebody reads
         self._policy = load_policy(context.base, config.trainer, ranks, context.liveness.progress, context.weights)
         progress.utilisation = utilisation_of(self._policy, self._policy.device, ranks.world)

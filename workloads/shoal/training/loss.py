@@ -9,15 +9,21 @@ the metrics. Per token, with w = min(exp(logp_old - logp_behaviour), cap), or 1 
 The surrogate is the objective's (`objectives`), c the mismatch correction (`corrections`; 1 without one). The divisor is the count of completion
 tokens of the whole optimizer batch, over all micro-batches and ranks, so regrouping changes nothing. It is a constant for Dr. GRPO. For GSPO it is
 the count of completions, and a token's loss is divided by the tokens of its own first. Called by `logprobs`, tile by tile, for `update`.
+
+Sources of a mixture may have objectives of their own. A row of source s then adds, with its factor f:
+
+    f * sum(loss of its tokens by the objective of s) / divisor of the objective of s
+
+That divisor is over all rows of the optimizer batch. So a row adds f times what it would add if all rows had its objective.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from shoal.contracts.algorithm import Dppo
@@ -45,6 +51,16 @@ class LossInputs:
     behaviour_logprobs: Float[Tensor, " tokens"] | None = None
     completion_ratios: Float[Tensor, " tokens"] | None = None
     correction: Corrected | None = None
+
+    def at(self, chosen: Int[Tensor, " chosen"]) -> "LossInputs":
+        """Those of some tokens, by their places."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return LossInputs(
+            **{
+                name: value.part(chosen) if isinstance(value, Corrected) else None if value is None else value[chosen]
+                for name, value in given.items()
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -151,6 +167,24 @@ class LossSums:
 SUMS = tuple(field.name for field in fields(LossSums))
 
 
+@dataclass(frozen=True)
+class SourceLoss:
+    """How rows of one source are learnt from. The first has the name "": rows of sources that the recipe says nothing of."""
+
+    name: str
+    objective: Objective
+    weights: LossWeights
+    factor: float = 1.0
+
+
+@dataclass
+class SourceLosses:
+    """Of a recipe with `sources`: each one's loss, and the `SUMS` over its tokens so far (float64), unweighted."""
+
+    each: Sequence[SourceLoss]
+    sums: Float[Tensor, "sources sums"]
+
+
 def token_losses(
     inputs: LossInputs, objective: Objective, weights: LossWeights
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " sums"]]:
@@ -210,6 +244,10 @@ class MicroLoss:
 
     Tensors are full-length; `sums` has the `SUMS` of all tiles so far. `old` None: the policy itself is the old one, so that ratios are 1;
     afterwards `old` has its log-probabilities. Where `needs_look`, `look` must be called first. Objectives of whole completions need `completions`.
+
+    With `sources` a token's loss is its source's: `owners` says whose it is, `divisors` has one number for each, and `objective`, `weights` and
+    `divisor` are unused. A tile is computed source by source, on vectors of its tokens: the products with the head's weight stay one. `owners` lies
+    in host memory, so that the host never waits for the device: it sends each source's places there, 8 bytes a token.
     """
 
     def __init__(
@@ -224,6 +262,9 @@ class MicroLoss:
         divisor: float,
         completions: Packed | None = None,
         correction: Correcting | None = None,
+        sources: SourceLosses | None = None,
+        owners: Int[Tensor, " completion"] | None = None,
+        divisors: Sequence[float] = (),
     ) -> None:
         if divisor <= 0:
             raise ValueError(
@@ -231,14 +272,17 @@ class MicroLoss:
             )
         self.old, self._own = old, old is None
         self._reference, self._advantages, self._behaviour = reference, advantages, behaviour
-        self._objective, self._weights, self._divisor = objective, weights, divisor
+        self._parts = [SourceLoss("", objective, weights)] if sources is None else sources.each
+        self._divisors = [divisor] if sources is None else divisors
+        self._sources, self._owners = sources, owners
         self._completions, self._correction = completions, correction
         self._corrected = None if correction is None or old is None else correction.all(old)
         unknown = correction is not None and old is None and correction.whole_completions
-        self.needs_look = objective.whole_completions or unknown
+        self._whole_completions = any(part.objective.whole_completions for part in self._parts)
+        self.needs_look = self._whole_completions or unknown
         self._ratios: Float[Tensor, " completion"] | None = None
         self._lengths: Float[Tensor, " completion"] | None = None
-        if objective.divisor == "completions":
+        if any(part.objective.divisor == "completions" for part in self._parts):
             assert completions is not None  # the trainer gives them to every micro-batch
             self._lengths = completions.counts()[completions.owners].to(advantages.dtype)
         self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=advantages.device)
@@ -247,7 +291,7 @@ class MicroLoss:
         """Fix what belongs to whole completions, from the log-probabilities of all tokens: their ratios, and the correction."""
         if self.old is None:
             self.old = logprobs.detach().clone()
-        if self._objective.whole_completions:
+        if self._whole_completions:
             assert self._completions is not None
             self._ratios = torch.exp(self._completions.spread_means(logprobs.detach() - self.old))
         if self._correction is not None and self._corrected is None:
@@ -274,8 +318,25 @@ class MicroLoss:
             completion_ratios=None if self._ratios is None else self._ratios[here],
             correction=corrected,
         )
-        per_token, sums = token_losses(inputs, self._objective, self._weights)
+        lengths = None if self._lengths is None else self._lengths[here]
+        if self._sources is None:
+            return self._part(0, inputs, lengths)
+        assert self._owners is not None  # the trainer gives them to every micro-batch
+        owners, loss = self._owners[here], logprobs.new_zeros(())
+        for number in owners.unique().tolist():
+            chosen = (owners == number).nonzero()[:, 0].to(logprobs.device, non_blocking=True)
+            own_lengths = None if lengths is None else lengths[chosen]
+            loss = loss + self._parts[number].factor * self._part(number, inputs.at(chosen), own_lengths)
+        return loss
+
+    def _part(self, number: int, inputs: LossInputs, lengths: Float[Tensor, " tokens"] | None) -> Float[Tensor, ""]:
+        """The share of the tokens of one source, without its factor."""
+        part = self._parts[number]
+        per_token, sums = token_losses(inputs, part.objective, part.weights)
         self.sums += sums
-        if self._lengths is not None:
-            per_token = per_token / self._lengths[here]
-        return per_token.sum() / self._divisor
+        if self._sources is not None:
+            self._sources.sums[number] += sums
+        if part.objective.divisor == "completions":
+            assert lengths is not None
+            per_token = per_token / lengths
+        return per_token.sum() / self._divisors[number]

@@ -42,11 +42,13 @@ def step_metrics(
     times: StepTimes,
     rows_left_out: int = 0,
     by_source: Mapping[str, SourceGroups] = MappingProxyType({}),
+    recipe: Recipe | None = None,
     extra: Mapping[str, Any] = MappingProxyType({}),
 ) -> StepMetrics:
     """The report of a step. With every update skipped the gradient norm is 0, and `skipped_updates` says so.
 
-    `by_source`: of a mixture, what was sampled for the step. `extra`: further fields, which extensions measured.
+    `by_source`: of a mixture, what was sampled for the step. `recipe`: one with `sources`, whose losses are reported. `extra`: further fields, which
+    extensions measured.
     """
     samples = list(chain.from_iterable(group.samples for group in groups))
     lags = np.array(
@@ -83,7 +85,7 @@ def step_metrics(
         data_digest=plan.digest,
         learning_rate=updates.applied[-1].learning_rate,
         rows_left_out=rows_left_out,
-        by_task_type=means_by_task_type(groups, by_source),
+        by_task_type=means_by_task_type(groups, by_source, {} if recipe is None else source_measures(recipe, updates)),
         phase_seconds=times.phase_seconds,
         **extra,
     )
@@ -112,6 +114,20 @@ def recipe_measures(recipe: Recipe, step: int, updates: Updates) -> dict[str, fl
     return found
 
 
+def source_measures(recipe: Recipe, updates: Updates) -> dict[str, dict[str, Any]]:
+    """Fields of `TypeMeans` of each source that the recipe names: its objective and factor, and means over its tokens where it had some."""
+    found: dict[str, dict[str, Any]] = {}
+    for each in recipe.sources or []:
+        found[each.name] = {"objective": recipe.of_source(each.name).objective, "loss_weight": each.loss_weight}
+        if (sums := updates.by_source.get(each.name)) is not None:
+            found[each.name] |= {
+                "loss": finite(sums.loss),
+                "entropy": finite(sums.entropy),
+                "clip_ratio": sums.clip_low + sums.clip_high + sums.clip_delta,
+            }
+    return found
+
+
 def expert_measures(experts: Balance | None, router_mismatch: float | None = None) -> dict[str, float]:
     """Fields of the report that belong to a mixture of experts."""
     if experts is None:
@@ -125,9 +141,14 @@ def expert_measures(experts: Balance | None, router_mismatch: float | None = Non
 
 
 def means_by_task_type(
-    groups: Sequence[RolloutGroup], by_source: Mapping[str, SourceGroups] = MappingProxyType({})
+    groups: Sequence[RolloutGroup],
+    by_source: Mapping[str, SourceGroups] = MappingProxyType({}),
+    losses: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> dict[str, TypeMeans]:
-    """Means of each task type, in the order of their names; none where all rows have one and the run has no mixture."""
+    """Means of each task type, in the order of their names; none where all rows have one and the run has no mixture.
+
+    `losses` has further fields, of those that are learnt from in their own way.
+    """
     found: dict[str, list[RolloutGroup]] = {}
     for group in groups:
         found.setdefault(group.samples[0].task_type, []).append(group)
@@ -147,6 +168,7 @@ def means_by_task_type(
             share=len(own) / len(groups),
             sampled_share=sampled.sampled / all_sampled if sampled is not None else None,
             signal_share=sampled.with_signal / sampled.sampled if sampled is not None and sampled.sampled else None,
+            **losses.get(name, {}),
         )
     return means
 

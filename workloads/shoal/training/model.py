@@ -21,19 +21,19 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from shoal.contracts.recipe import TrainerSettings
 from shoal.contracts.routes import NoRoutes, RouteShape
+from shoal.contracts.trainer import TrainerSettings
 from shoal.models.head import logits_divisor
-from shoal.models.places import Place, places
+from shoal.models.places import ADAPTERS, Place, places
 from shoal.storage.parallel import in_parallel
-from shoal.training.attention import LAYER_TYPES, NAME
+from shoal.training.attention import LAYER_TYPES, NAME, NEEDED_BY
 from shoal.training.batches import MicroBatch
 from shoal.training.context_parallel import PackPart, part_of, undividable
 from shoal.training.experts import NAME as EXPERTS
 from shoal.training.experts import RecordedRoutes, RoutedTokens, keep_experts, uncomputable
 from shoal.training.host_copy import local, own_rows
 from shoal.training.logprobs import ACCELERATOR_TILE_ELEMENTS, TILE_ELEMENTS, Look, TileLoss, head_logprobs, head_loss
-from shoal.training.lora import LoraLinear, add_adapters, merged_weight
+from shoal.training.lora import Adapter, adapter_of, add_adapters, draw_adapters, merged_weight
 from shoal.training.parallel import Ranks
 from shoal.training.stored_weights import BadModel, StoredTensor, StoredWeights, weights_in_folder
 
@@ -43,6 +43,8 @@ they are a few megabytes, and a third more computing buys nothing.
 """
 PIECE_BYTES = 4 << 20
 """What is read of a weight at once, and by a thread."""
+ROUTED_BY = {"deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}}
+"""By model type, what config.json must say of routers. transformers computes this whatever it says, and vLLM what it says, by default a softmax."""
 SERVED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -142,7 +144,7 @@ class Policy(torch.nn.Module):
     def hidden_matrices(self) -> list[torch.nn.Parameter]:
         """What Muon updates, where it is asked for: every parameter with two dimensions in a layer of the decoder. Embeddings and head are in none,
         norms and biases have one dimension, and stacked experts three. Raises BadModel for adapters, whose product is the update, not themselves."""
-        if any(isinstance(module, LoraLinear) for module in self.modules()):
+        if any(isinstance(module, Adapter) for module in self.modules()):
             raise BadModel("muon updates whole matrices: it cannot train the adapters of trainer.settings.lora")
         return [each for layer in _layers(self.model) for each in layer.parameters() if each.dim() == 2]
 
@@ -151,18 +153,25 @@ class Policy(torch.nn.Module):
 
         All ranks take part, one tensor after the other: each must consume the whole iterator. The stacks of one layer's experts are whole at a time.
         """
-        owners, state = dict(self.model.named_modules()), self.model.state_dict()
+        modules, state = dict(self.model.named_modules()), self.model.state_dict()
         held: dict[str, Tensor] = {}
+
+        def whole(name: str) -> Tensor:
+            if name not in held:
+                held[name] = self._whole(state[name])
+            return held[name]
+
         for name, place in places(self.model).items():
-            module, _, last = place.state.rpartition(".")
-            if place.state not in held:
-                held = {other: tensor for other, tensor in held.items() if other.rpartition(".")[0] == module}
-                held[place.state] = self._whole(state[place.state])
-            whole = place.within(held[place.state])
-            owner = owners[module]
-            if isinstance(owner, LoraLinear) and last == "weight":
-                whole = merged_weight(whole, self._whole(owner.lora_a), self._whole(owner.lora_b), owner.scale)
-            yield name, whole.to("cpu", torch.float32).contiguous()
+            within = place.state.rpartition(".")[0] + "."
+            for other in [other for other in held if not other.startswith(within)]:
+                del held[other]
+            found = place.within(whole(place.state))
+            if (adapter := adapter_of(place, modules)) is not None:
+                lora_a, lora_b = (whole(f"{adapter[0]}.{each}") for each in ADAPTERS)
+                if place.expert is not None:
+                    lora_a, lora_b = lora_a[place.expert], lora_b[place.expert]
+                found = merged_weight(found, lora_a, lora_b, adapter[1].scale)
+            yield name, found.to("cpu", torch.float32).contiguous()
 
     @torch.no_grad()
     def load_weights(
@@ -346,7 +355,9 @@ def policy_to_train(model: Any, settings: TrainerSettings, ranks: Ranks | None) 
             layer.compile()
     policy = Policy(model, ranks)
     policy.offloads_activations = settings.offloaded.activations
-    return _shard(policy, settings, ranks, trained=True)
+    policy = _shard(policy, settings, ranks, trained=True)
+    draw_adapters(policy)
+    return policy
 
 
 def _check_computed(folder: Path, model: Any, stored: StoredWeights, ranks: Ranks | None) -> None:
@@ -359,7 +370,8 @@ def _check_computed(folder: Path, model: Any, stored: StoredWeights, ranks: Rank
     if any(name.endswith(".sinks") for name, _ in model.named_parameters()):
         problems.append("its attention has sinks, which the packed attention does not compute")
     if odd := set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES:
-        problems.append(f"it has layers of type {sorted(odd)}; supported: {sorted(LAYER_TYPES)}")
+        needed = "".join(f"; needed: {NEEDED_BY[each]}" for each in sorted(odd & NEEDED_BY.keys()))
+        problems.append(f"it has layers of type {sorted(odd)}; supported: {sorted(LAYER_TYPES)}{needed}")
     for name, neutral in (
         ("attn_logit_softcapping", None),
         ("final_logit_softcapping", None),
@@ -373,6 +385,11 @@ def _check_computed(folder: Path, model: Any, stored: StoredWeights, ranks: Rank
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         problems.append("its head is not a matrix without a bias")
+    for name, wanted in ROUTED_BY.get(config.model_type, {}).items():
+        if (said := getattr(config, name, None)) != wanted:
+            problems.append(
+                f"its config.json has {name} {said!r}: the trainer routes by {wanted!r}, and vLLM would not; say {wanted!r} if it is such a model"
+            )
     problems += uncomputable(model, 1 if ranks is None else ranks.world)
     if renamed := _renamed(stored, model):
         problems.append(f"its weights have other names once loaded ({renamed[0]}), so nobody could serve them")

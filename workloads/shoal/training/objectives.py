@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shoal.contracts.recipe import OverlongShaping, Recipe
 from shoal.training.custom_objective import load_objective
-from shoal.training.loss import LossInputs, LossWeights, Objective, Surrogate
+from shoal.training.loss import LossInputs, LossWeights, Objective, SourceLoss, Surrogate
 
 
 def clipped_surrogate(inputs: LossInputs, weights: LossWeights, *, delta: float | None = None) -> Surrogate:
@@ -137,11 +137,26 @@ def objective_of(recipe: Recipe) -> Objective:
     objective = OBJECTIVES[recipe.objective] if own is None else load_objective(own.path, own.sha256)
     for step in recipe.scheduled_steps:
         objective.check(LossWeights.of(recipe, step))
+    if recipe.credit == "Turn" and objective.whole_completions:
+        raise ValueError(
+            f"recipe.credit: Turn does not go with {recipe.objective}, whose ratio is of a whole completion"
+        )
     return objective
+
+
+def source_losses(recipe: Recipe, step: int = 0) -> list[SourceLoss]:
+    """How the rows of each source are learnt from: those of others first, then `recipe.sources` in their order. Raises as `objective_of`."""
+    found = [SourceLoss("", objective_of(recipe), LossWeights.of(recipe, step))]
+    for each in recipe.sources or []:
+        own = recipe.of_source(each.name)
+        found.append(SourceLoss(each.name, objective_of(own), LossWeights.of(own, step), each.loss_weight))
+    return found
 
 
 def needs_behaviour(recipe: Recipe) -> bool:
     """Whether log-probabilities under the versions that sampled the rows must be recomputed."""
-    objective, correction = objective_of(recipe), recipe.mismatch_correction
+    correction = recipe.mismatch_correction
     recomputed = correction is not None and correction.probabilities == "Recomputed"
-    return recomputed or objective.from_behaviour or objective.weighs(LossWeights.of(recipe))
+    return recomputed or any(
+        each.objective.from_behaviour or each.objective.weighs(each.weights) for each in source_losses(recipe)
+    )

@@ -7,11 +7,12 @@ for itself, since files are named by their digests and checked by whoever reads 
 
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import Signer
 from shoal.contracts.steps import StepBatch
-from shoal.storage import NotFound, Store, StoreUnavailable
+from shoal.storage import LocalDiskFull, NotFound, Store, StoreUnavailable
 from shoal.telemetry import Stopped
 from shoal.training.rollouts import BadBatch, RowLimits, StepRows, read_batch, read_groups
 from shoal.transport import Unavailable
@@ -29,16 +30,24 @@ class Reader:
     limits: RowLimits
     signer: Signer | None = None
     """Of verdicts; None: who holds the validators' key by now, as `config.trust` has it."""
+    within: Path | None = None
+    """A folder of the trainer's `tmp/`, where a file lies while it is read; None: `TMPDIR`."""
 
     def rows(self, batch: StepBatch) -> StepRows:
         """Raises BadBatch and `StoreUnavailable` as `read_groups` does, and `Unavailable` as its signer does (`keys_watch.AskedKeys`)."""
-        return read_groups(
-            self.store,
-            batch,
-            self.signer or self.config.trust.of("validator"),
-            self.limits,
-            leave_out=self.config.failure_policy.bad_data == "LeaveOut",
-        )
+        try:
+            return read_groups(
+                self.store,
+                batch,
+                self.signer or self.config.trust.of("validator"),
+                self.limits,
+                leave_out=self.config.failure_policy.bad_data == "LeaveOut",
+                within=self.within,
+            )
+        except LocalDiskFull as error:
+            if self.within is None:
+                raise
+            raise LocalDiskFull(f"{error}: give trainer.temporaryVolume more room, or the node's disk") from error
 
 
 class Prefetch:

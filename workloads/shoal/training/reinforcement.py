@@ -5,6 +5,7 @@ Extensions may leave rows out, give other advantages, and change the weights aft
 """
 
 import json
+import shutil
 from pathlib import Path
 
 from shoal import telemetry
@@ -67,8 +68,15 @@ class Reinforcement:
         self._reader = Reader(
             config,
             context.store,
-            RowLimits(policy.vocabulary, config.recipe.max_sequence_length, extensions.continuations, routes),
+            RowLimits(
+                policy.vocabulary,
+                config.recipe.max_sequence_length,
+                extensions.continuations,
+                routes,
+                config.recipe.credit == "Turn",
+            ),
             context.signer("validator"),
+            _emptied(context.scratch / "rollouts" / f"rank-{context.ranks.rank}"),
         )
         self._prefetch = Prefetch(self._reader)
         self._behaviour: BehaviourWeights | None = None
@@ -140,6 +148,7 @@ class Reinforcement:
             mismatch_kl=mismatch_kl,
             times=times,
             by_source=batch.by_source,
+            recipe=recipe,
             extra=recipe_measures(recipe, step, updates)
             | expert_measures(updates.experts, updates.router_mismatch)
             | extensions.measured(rows.groups),
@@ -188,3 +197,10 @@ class Reinforcement:
             for problem in rows.problems[:PROBLEMS_LOGGED]:
                 telemetry.get_logger().warning("left out of the step", step=batch.step, reason=problem)
         return rows
+
+
+def _emptied(folder: Path) -> Path:
+    """A process that was killed while it read has left its file there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

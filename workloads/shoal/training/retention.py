@@ -12,7 +12,7 @@ from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import Signed, Signer
 from shoal.contracts.trust import ever_held
 from shoal.contracts.weights import VersionOpen
-from shoal.storage import NotFound, Store
+from shoal.storage import Store, find
 from shoal.storage.chains import base_of, closure
 from shoal.training.stability import History, needed_states
 
@@ -71,23 +71,19 @@ def old_versions(
 
 def best_version(store: Store) -> int | None:
     """The version that the run's evaluation found best so far; None: none yet, or the run scores none."""
-    try:
-        return BestVersion.from_json(store.get(keys.BEST_VERSION)).version
-    except NotFound:
-        return None
+    found = find(store, keys.BEST_VERSION, BestVersion.from_json)
+    return found.version if found is not None else None
 
 
 def encoded_against(store: Store, versions: Iterable[int], trainer_key: Signer) -> dict[int, int | None]:
     """For each version the one that its shards are a difference to, or None."""
     found: dict[int, int | None] = {}
     for version in versions:
-        try:
-            signed = Signed[VersionOpen].from_json(store.get(keys.version_open(version)))
+        signed = find(store, keys.version_open(version), Signed[VersionOpen].from_json)
+        if signed is not None:
             # An earlier key's word only keeps more here, and what it made last may not be believed by anybody else yet.
-            record = signed.verified(signed.signer if ever_held(trainer_key, signed.signer) else trainer_key)
-        except NotFound:
-            continue
-        found[version] = base_of(record)
+            key = signed.signer if ever_held(trainer_key, signed.signer) else trainer_key
+            found[version] = base_of(signed.verified(key))
     return found
 
 
@@ -98,10 +94,7 @@ def delete_shards(store: Store, version: int, may_go: Callable[[], bool] = lambd
     two at once one sees the other. The deletion puts the descriptor back, or the promotion takes the tag back.
     """
     first = keys.version_descriptor(version, 0)
-    try:
-        descriptor = store.get(first)
-    except NotFound:  # an earlier deletion was killed here
-        descriptor = None
+    descriptor = find(store, first, bytes)  # None: an earlier deletion was killed here
     store.delete(first)
     stays = True
     try:

@@ -7,8 +7,9 @@ ends the step, as the failure policy says; nothing else of the batch is lost by 
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -16,13 +17,14 @@ from jaxtyping import Bool, Float, Int, Integer
 from pydantic import ValidationError
 
 from shoal.contracts import keys
-from shoal.contracts.rollouts import BadRollouts, Rollout, read_rollouts
+from shoal.contracts.rollouts import BadRollouts, Rollout, sampled_stretches
 from shoal.contracts.routes import RouteShape
 from shoal.contracts.signed import BadSignature, Signed, Signer
 from shoal.contracts.steps import BatchFile, StepBatch
 from shoal.contracts.verdicts import SMALLEST_GROUP, UNSCORED, RowReward, Verdict
 from shoal.models.routes import BadRoutes, decode
 from shoal.storage import NotFound, Store
+from shoal.storage.rollout_files import OtherBytes, rows_of_file
 
 
 class BadBatch(ValueError):
@@ -64,6 +66,9 @@ class Sample:
     routes: Integer[np.ndarray, "completion layers choices"] | None = None
     """The experts that the worker's engine gave each token of the completion to, 0 where it was not sampled; None where nothing asks for them."""
 
+    turn_rewards: tuple[float, ...] = ()
+    """What of the task reward each sampled stretch of the completion earned; empty without credit by turns."""
+
     @property
     def token_versions(self) -> Int[np.ndarray, " completion"]:
         """The version that each completion token is of."""
@@ -101,6 +106,7 @@ class StepRows:
             for sample in group.samples:
                 running.update(f"{sample.name} {sample.reward!r} {len(sample.tokens)};".encode())
                 running.update(repr(sample.estimates).encode() if sample.estimates else b"")
+                running.update(repr(sample.turn_rewards).encode() if sample.turn_rewards else b"")
         return running.hexdigest()
 
 
@@ -124,12 +130,14 @@ class RowLimits:
     """Limits of a row: `vocabulary` in tokens, `max_length` of prompt and completion together.
 
     `continuations`: how files hold such; None: they hold completions only. `routes`: those that every row must have; None: none are read.
+    `turn_credit`: each row must have a reward for each of its turns.
     """
 
     vocabulary: int
     max_length: int
     continuations: Continuations | None = None
     routes: RouteShape | None = None
+    turn_credit: bool = False
 
 
 def read_batch(store: Store, run: str, step: int) -> StepBatch:
@@ -145,9 +153,15 @@ def read_batch(store: Store, run: str, step: int) -> StepBatch:
 
 
 def read_groups(
-    store: Store, batch: StepBatch, validator_key: Signer, limits: RowLimits, *, leave_out: bool = False
+    store: Store,
+    batch: StepBatch,
+    validator_key: Signer,
+    limits: RowLimits,
+    *,
+    leave_out: bool = False,
+    within: Path | None = None,
 ) -> StepRows:
-    """The groups of a batch in the order of its files.
+    """The groups of a batch in the order of its files. `within`: a folder where one of them lies meanwhile; None: `TMPDIR`.
 
     What cannot be trained on raises BadBatch, or with `leave_out` is left out and named in `problems`. A group that is left with one row is
     dropped: there is nothing to compare it with. Raises `StoreUnavailable` when the store is away: that is not a fault of the data.
@@ -157,7 +171,7 @@ def read_groups(
     left_out = 0
     for file in batch.files:
         try:
-            read = _read_file(store, batch, file, validator_key, limits)
+            read = _read_file(store, batch, file, validator_key, limits, within)
         except BadBatch as error:
             read = StepRows([], file.rows, [str(error)])
         if read.problems and not leave_out:
@@ -172,20 +186,25 @@ def read_groups(
     return StepRows(groups, left_out, problems)
 
 
-def _read_file(store: Store, batch: StepBatch, file: BatchFile, validator_key: Signer, limits: RowLimits) -> StepRows:
+def _read_file(
+    store: Store, batch: StepBatch, file: BatchFile, validator_key: Signer, limits: RowLimits, within: Path | None
+) -> StepRows:
     """The groups of one file. Raises BadBatch when the file as a whole is not what was accepted."""
     key = keys.upload(file.node, file.sha256)
     try:
-        data = store.get(key)
         verdict = _read_verdict(store, batch, file, validator_key)
+        with rows_of_file(store, key, file.sha256, within) as rows:
+            return _group_rows(key, batch, file, rows, verdict.rewards, limits)
     except NotFound as error:
         raise BadBatch(f"step {batch.step}: {error}, but batch.json lists its file") from error
-    if (found := hashlib.sha256(data).hexdigest()) != file.sha256:
-        raise BadBatch(f"{key} has SHA-256 {found}; the store's bytes differ from the accepted ones")
-    try:
-        rows, _ = read_rollouts(data)
+    except OtherBytes as error:
+        raise BadBatch(str(error)) from error
     except BadRollouts as error:
         raise BadBatch(f"{key}: {error}") from error
+
+
+def _require_of_batch(key: str, batch: StepBatch, file: BatchFile, first: Rollout) -> None:
+    """Whether a file's first row, with which all others agree, is of this batch; raises BadBatch."""
     for field, wanted in (
         ("run", batch.run),
         ("step", batch.step),
@@ -193,34 +212,53 @@ def _read_file(store: Store, batch: StepBatch, file: BatchFile, validator_key: S
         ("submission", file.submission),
         ("policy_version", file.policy_version),
     ):
-        if getattr(rows[0], field) != wanted:
-            raise BadBatch(f"{key}: {field} is {getattr(rows[0], field)!r}, batch.json says {wanted!r}")
-    if not len(rows) == file.rows == len(verdict.rewards):
-        raise BadBatch(
-            f"{key} has {len(rows)} rows, batch.json says {file.rows}, the verdict rewards {len(verdict.rewards)}"
-        )
-    return _group_rows(key, file, rows, verdict.rewards, limits)
+        if getattr(first, field) != wanted:
+            raise BadBatch(f"{key}: {field} is {getattr(first, field)!r}, batch.json says {wanted!r}")
+
+
+def _require_counts(key: str, file: BatchFile, rows: int, rewards: int) -> None:
+    if not rows == file.rows == rewards:
+        raise BadBatch(f"{key} has {rows} rows, batch.json says {file.rows}, the verdict rewards {rewards}")
 
 
 def _group_rows(
-    key: str, file: BatchFile, rows: Sequence[Rollout], rewards: Sequence[RowReward], limits: RowLimits
+    key: str,
+    batch: StepBatch,
+    file: BatchFile,
+    rows: Iterable[Rollout],
+    rewards: Sequence[RowReward],
+    limits: RowLimits,
 ) -> StepRows:
-    """The used groups of a file's rows. A row that the validator could not score is left out without being a problem."""
+    """The used groups of a file's rows, which are looked at one by one; those that continue others together.
+
+    A row that the validator could not score is left out without being a problem.
+    """
     continuations = limits.continuations
-    rows_each = 1 if continuations is None else continuations.rows_each
-    if len(rows) % rows_each:
-        raise BadBatch(f"{key} has {len(rows)} rows; allowed: a multiple of {rows_each}, completions and continuations")
-    completions = len(rows) // rows_each
-    try:
-        estimates = [[]] * completions if continuations is None else continuations.estimates(rows, rewards, completions)
-    except BadBatch as error:
-        raise BadBatch(f"{key} {error}") from error
+    completions = file.rows
+    estimates: list[list[ContinuationReward]] = [[]] * file.rows
+    if continuations is not None:
+        rows = list(rows)
+        _require_of_batch(key, batch, file, rows[0])
+        _require_counts(key, file, len(rows), len(rewards))
+        if len(rows) % continuations.rows_each:
+            raise BadBatch(
+                f"{key} has {len(rows)} rows; allowed: a multiple of {continuations.rows_each}, completions and continuations"
+            )
+        completions = len(rows) // continuations.rows_each
+        try:
+            estimates = continuations.estimates(rows, rewards, completions)
+        except BadBatch as error:
+            raise BadBatch(f"{key} {error}") from error
     used: dict[int, list[Sample]] = {index: [] for index in file.prompt_indices}
     problems: list[str] = []
-    left_out = 0
-    for number, (row, reward) in enumerate(zip(rows[:completions], rewards, strict=False)):
-        if row.prompt_index not in used:
+    left_out = count = 0
+    for number, row in enumerate(rows):
+        count += 1
+        if not number:
+            _require_of_batch(key, batch, file, row)
+        if row.prompt_index not in used or number >= min(completions, len(rewards)):
             continue
+        reward = rewards[number]
         if reward == UNSCORED:
             left_out += 1
             continue
@@ -230,6 +268,7 @@ def _group_rows(
         except BadBatch as error:
             problems.append(str(error))
             left_out += 1
+    _require_counts(key, file, count, len(rewards))
     groups = []
     for index, samples in used.items():
         if len(samples) >= SMALLEST_GROUP:
@@ -271,6 +310,9 @@ def _sample(name: str, row: Rollout, reward: RowReward, limits: RowLimits) -> Sa
     values = (reward.task_reward, reward.length_penalty, reward.reward)
     if any(value is None or not np.isfinite(value) for value in values):
         raise BadBatch(f"{name}: the verdict's rewards are {values}; allowed: three finite numbers, or all three none")
+    turns = (reward.turns or ()) if limits.turn_credit else ()
+    if limits.turn_credit and len(turns) != (count := len(sampled_stretches(row.completion_mask))):
+        raise BadBatch(f"{name}: the verdict rewards {len(turns)} turns and the row has {count}; recipe.credit is Turn")
     return Sample(
         name=name,
         tokens=tokens,
@@ -285,6 +327,7 @@ def _sample(name: str, row: Rollout, reward: RowReward, limits: RowLimits) -> Sa
         task_type=row.task_type,
         segments=tuple(zip(row.segment_versions, row.segment_starts, strict=True)),
         routes=None if limits.routes is None else _routes(name, row, limits.routes),
+        turn_rewards=turns,
     )
 
 

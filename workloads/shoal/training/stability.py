@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from shoal.contracts.base import Contract
-from shoal.contracts.recipe import Stability
+from shoal.contracts.failures import Stability
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.weights import VersionNumber
 

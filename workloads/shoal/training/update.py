@@ -10,7 +10,7 @@ is above 0. The old policy costs (optimizerSteps - 1) / optimizerSteps.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -22,9 +22,9 @@ from shoal.contracts.recipe import Recipe
 from shoal.training.batches import OptimizerBatch, StepPlan
 from shoal.training.corrections import Correcting
 from shoal.training.experts import Balance, balance
-from shoal.training.loss import SUMS, LossSums, LossWeights, MicroLoss, Objective
+from shoal.training.loss import SUMS, LossSums, LossWeights, MicroLoss, Objective, SourceLosses
 from shoal.training.model import Policy
-from shoal.training.objectives import objective_of
+from shoal.training.objectives import objective_of, source_losses
 from shoal.training.optimizer import Applied, Optimizer
 from shoal.training.parallel import waiting_for
 
@@ -70,6 +70,8 @@ class Updates(Steps):
     """How evenly the router used the experts; None of a model without."""
     router_mismatch: float | None = None
     """Share of (sampled token, layer) pairs whose recorded experts are not those that the trainer's router chooses; None where none are recorded."""
+    by_source: dict[str, LossSums] = field(default_factory=dict)
+    """Means over the tokens of each source, without its factor, where the recipe has sources; "" has those of all others."""
 
 
 LogProbs = list[list[Float[Tensor, " _"]]]
@@ -145,6 +147,10 @@ def train(
     0, `behaviour` when `objectives.needs_behaviour(recipe)`. `step` says where in the recipe's schedules this is.
     """
     objective, weights = objective_of(recipe), LossWeights.of(recipe, step)
+    sources = None
+    if recipe.sources:
+        each = source_losses(recipe, step)
+        sources = SourceLosses(each, torch.zeros(len(each), len(SUMS), dtype=torch.float64, device=policy.device))
     sums = torch.zeros(len(SUMS), dtype=torch.float64)
     applied: list[Applied] = []
     first: list[list[Float[Tensor, " _"]] | None] = [None] * (len(plan.optimizer_batches) - len(old))
@@ -153,7 +159,7 @@ def train(
     for index, batch in enumerate(plan.optimizer_batches):
         base, sampled = (None if each is None else each[index] for each in (reference, behaviour))
         part, olds = accumulate(
-            policy, batch, known[index], base, sampled, objective, weights, beat, recipe.mismatch_correction
+            policy, batch, known[index], base, sampled, objective, weights, beat, recipe.mismatch_correction, sources
         )
         sums += part.cpu()
         whole.append(olds)
@@ -177,7 +183,19 @@ def train(
         applied=applied,
         experts=expert_balance(policy),
         router_mismatch=router_mismatch(policy),
+        by_source={} if sources is None else source_means(sources, plan, policy),
     )
+
+
+def source_means(sources: SourceLosses, plan: StepPlan, policy: Policy) -> dict[str, LossSums]:
+    """Of all ranks' tokens of a step, of each source that had some. All ranks call this."""
+    totals = over_ranks(sources.sums.flatten(), policy, "the sums of the sources")
+    tokens = [sum(batch.source_tokens[at] for batch in plan.optimizer_batches) for at in range(len(sources.each))]
+    return {
+        source.name: LossSums(*(total / count for total in totals[at * len(SUMS) : (at + 1) * len(SUMS)]))
+        for at, (source, count) in enumerate(zip(sources.each, tokens, strict=True))
+        if count
+    }
 
 
 def router_mismatch(policy: Policy) -> float | None:
@@ -207,8 +225,9 @@ def accumulate(
     weights: LossWeights,
     beat: Beat,
     correction: MismatchCorrection | None = None,
+    sources: SourceLosses | None = None,
 ) -> tuple[Float[Tensor, " sums"], list[Float[Tensor, " _"]]]:
-    """Add the gradient of an optimizer batch's loss to the policy's parameters.
+    """Add the gradient of an optimizer batch's loss to the policy's parameters. With `sources` each row is learnt from by its own's.
 
     Gives this rank's `SUMS` over tokens (float64), and the old log-probabilities: `old`, or where that is None the policy's own, found on the way.
     """
@@ -232,6 +251,9 @@ def accumulate(
             divisor=batch.divisor,
             completions=here.completions,
             correction=correcting,
+            sources=sources,
+            owners=here.sources,
+            divisors=batch.divisors,
         )
         loss, found, _ = policy(here, micro, micro.look if micro.needs_look else None)
         loss.backward()

@@ -136,6 +136,7 @@ ORCHESTRATOR = (
     ),
     Page("get", "/v1/public", "node", "What a member must know of the run", reply=PublicRun),
     Page("get", "/v1/tasks", "node", "The task table, Parquet"),
+    Page("get", "/v1/packages", "node", "A wheel of an environment"),
     Page("get", "/v1/step", "node", "The step to work on; 204 when none is open", reply=StepInfo),
     Page("post", "/v1/leases", "node", "Lease a submission number", LeaseRequest, Lease, {"node": NODE, "step": 7}),
     Page("post", "/v1/returns", "node", "Hand a lease back", LeaseReturn, None, {"node": NODE, "lease": LEASE}),
@@ -171,6 +172,10 @@ ORCHESTRATOR = (
 )  # fmt: skip
 
 
+FILES = {"/v1/tasks": "application/vnd.apache.parquet", "/v1/packages": "application/octet-stream"}
+"""Pages that answer with a file, and its media type."""
+
+
 def describe(app: FastAPI, pages: Sequence[Page]) -> None:
     """Let the application's OpenAPI document carry these pages; those of other routes stay as FastAPI has them."""
     made = app.openapi
@@ -189,7 +194,7 @@ def describe(app: FastAPI, pages: Sequence[Page]) -> None:
             app.openapi_schema = document
         return app.openapi_schema
 
-    app.openapi = openapi  # type: ignore[method-assign]
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
 
 
 def _fill(operation: dict[str, Any], page: Page, schemas: dict[str, Any]) -> None:
@@ -229,9 +234,9 @@ def _fill(operation: dict[str, Any], page: Page, schemas: dict[str, Any]) -> Non
     if page.reply is not None:
         content = {"application/json": {"schema": _schema(page.reply, schemas)}}
         answers["200"] = {"description": page.reply.__doc__ or "the answer", "content": content}
-    elif page.path == "/v1/tasks":
-        answers["200"] = {"description": "Parquet", "content": {"application/vnd.apache.parquet": {}}}
-    if (page.reply is None and page.path != "/v1/tasks") or page.polls or page.path == "/v1/step":
+    elif page.path in FILES:
+        answers["200"] = {"description": page.summary, "content": {FILES[page.path]: {}}}
+    if (page.reply is None and page.path not in FILES) or page.polls or page.path == "/v1/step":
         answers["204"] = {"description": "nothing to say"}
     for status, what in REFUSALS.items():
         content = {"application/problem+json": {"schema": {"$ref": COMPONENTS.format(model="Problem")}}}

@@ -19,10 +19,12 @@ import structlog
 from pydantic import ValidationError
 
 from shoal.contracts.base import Contract
+from shoal.contracts.newer import from_newer_json
 from shoal.contracts.problems import ProblemDocument
 from shoal.crypto.http_signatures import sign_request
 from shoal.crypto.keys import PrivateKey
 from shoal.retries import Backoff, retry_after_seconds, retrying
+from shoal.transport.authorities import well_known
 from shoal.transport.rate_limit import NO_CAPS, Caps
 
 Reply = TypeVar("Reply", bound=Contract)
@@ -87,8 +89,10 @@ class SignedClient:
         self._follows_clock = base_url.startswith("https:") or host == "localhost" or host.startswith("127.")
         self._base_url = base_url.rstrip("/")
         self._key = key
-        verify = tls if tls is not None else True
-        transport = httpx.HTTPTransport(uds=str(unix_socket)) if unix_socket is not None else caps.transport(verify)
+        verify = tls or well_known()
+        transport = (
+            httpx.HTTPTransport(verify, uds=str(unix_socket)) if unix_socket is not None else caps.transport(verify)
+        )
         self._http = httpx.Client(
             transport=transport,
             verify=verify,
@@ -113,7 +117,7 @@ class SignedClient:
         """Send `body`, parse the answer as `reply`; None for 204 (or without `reply`).
 
         `path` starts with `/` and may carry a query. `timeout_seconds` bounds one try (for long polls).
-        Raises `Refused` for a 4xx and `Unavailable` after `deadline_seconds`.
+        An answer that only `tells` may have keys of a later release. Raises `Refused` for a 4xx and `Unavailable` after `deadline_seconds`.
         """
         response = self.request(
             method,
@@ -125,7 +129,7 @@ class SignedClient:
         if reply is None or response.status_code == 204:
             return None
         try:
-            return reply.from_json(response.content)
+            return from_newer_json(reply, response.content) if reply.tells else reply.from_json(response.content)
         except ValidationError as error:
             raise Unavailable(
                 f"{method} {self._base_url}{path}: the answer is not a {reply.__name__}: {error}"

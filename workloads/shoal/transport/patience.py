@@ -35,7 +35,7 @@ class PatientProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _in_head = True
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
         self._head_begins()
 
@@ -64,7 +64,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self.scope[WHOLE_BODY] = True  # type: ignore[literal-required]
+        self.scope[WHOLE_BODY] = True  # type: ignore[literal-required]  # our key beside ASGI's
         self._in_head = True  # the next one's; its time begins with its first byte, before it keep-alive's runs
         if self._rest_timer is not None:  # the answer is out: nothing else begins the keep-alive time again
             self._stop_rest_timer()

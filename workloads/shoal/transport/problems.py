@@ -48,6 +48,7 @@ KINDS: dict[ProblemCode, Kind] = {
     ProblemCode.STATE_REBUILDING: Kind(503, "State is being rebuilt"),
     ProblemCode.NOT_PREPARED: Kind(503, "Not prepared"),
     ProblemCode.NO_SUCH_TASK_TABLE: Kind(404, "No such task table"),
+    ProblemCode.NO_SUCH_PACKAGE: Kind(404, "No such package"),
     ProblemCode.NOT_ADMITTED: Kind(403, "Not admitted"),
     ProblemCode.NOT_A_MEMBER: Kind(403, "Not a member now"),
     ProblemCode.EVICTED: Kind(403, "Evicted"),

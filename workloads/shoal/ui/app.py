@@ -66,9 +66,7 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
 
     app = FastAPI(title="Shoal run", docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
     files = RolloutFiles(watch.source.store)
-    newest = NewestAnswers(files)
     static = _static_files()
-    streams = _Streams()
 
     @app.middleware("http")
     async def guard(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -76,9 +74,36 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
         if refused is None and _path(request).startswith("/api/"):
             watch.touch()
         answer = refused or await go_on(request)
-        for name, value in HEADERS.items():
-            answer.headers[name] = value
+        answer.headers.update(HEADERS)
         return answer
+
+    _add_problems(app)
+    _add_session(app, access, secure_cookie=secure_cookie)
+    _add_run_routes(app, watch, NewestAnswers(files))
+    _add_file_routes(app, watch, files)
+    _add_ledger_routes(app, watch)
+
+    if probed:
+
+        @app.get("/healthz")
+        def healthz() -> Response:
+            alive = watch.liveness.alive()
+            return Response(watch.liveness.describe(), 200 if alive else 503, media_type="text/plain")
+
+        @app.get("/readyz")
+        def readyz() -> Response:
+            return Response("ready", media_type="text/plain")
+
+    @app.get("/{name:path}")
+    def page(name: str) -> Response:
+        found = static.get(name or "index.html")
+        return found() if found else problem(404, "Not here", "the page is at /")
+
+    return app
+
+
+def _add_problems(app: FastAPI) -> None:
+    """What goes wrong, in words."""
 
     @app.exception_handler(StoreUnavailable)
     async def away(_: Request, error: Exception) -> Response:
@@ -96,6 +121,10 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
     @app.exception_handler(HTTPException)
     async def other(_: Request, error: HTTPException) -> Response:
         return problem(error.status_code, "Not here", plain(error.detail, 200))
+
+
+def _add_session(app: FastAPI, access: Access, *, secure_cookie: bool) -> None:
+    """The one request that needs no token."""
 
     @app.post("/api/session")
     async def session(request: Request) -> Response:
@@ -115,6 +144,11 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
         answer = Response(status_code=204)
         answer.set_cookie(COOKIE, access.cookie_value(), httponly=True, samesite="strict", secure=secure, path="/api")
         return answer
+
+
+def _add_run_routes(app: FastAPI, watch: RunWatch, newest: NewestAnswers) -> None:
+    """The run as a whole, its steps and its nodes."""
+    streams = _Streams()
 
     @app.get("/api/run")
     def run() -> dict[str, Any]:
@@ -151,6 +185,10 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
     def nodes() -> dict[str, Any]:
         return documents.nodes_document(watch.seen)
 
+
+def _add_file_routes(app: FastAPI, watch: RunWatch, files: RolloutFiles) -> None:
+    """Files of rollouts and their rows."""
+
     @app.get("/api/files")
     def listed(
         node: Hex = "", outcome: Outcome = "", step: Annotated[int | None, Query(ge=0)] = None, page: Page = 0
@@ -177,6 +215,10 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
             return problem(404, "No such file", "no verdict names this file; it may still wait for its verdict")
         return row_document(files.open(verdict), verdict, row, files.text(), watch.seen.vine)
 
+
+def _add_ledger_routes(app: FastAPI, watch: RunWatch) -> None:
+    """Entries of the ledger, and the proof of one."""
+
     @app.get("/api/ledger")
     def ledger(node: Hex = "", kind: Kind = "", page: Page = 0) -> dict[str, Any]:
         return documents.ledger_document(watch.seen, node=node, kind=kind, page=page)
@@ -199,24 +241,6 @@ def make_app(watch: RunWatch, access: Access, *, secure_cookie: bool = False, pr
             "root": made.checkpoint.document.root,
             "proof": json.loads(made.to_json()),
         }
-
-    if probed:
-
-        @app.get("/healthz")
-        def healthz() -> Response:
-            alive = watch.liveness.alive()
-            return Response(watch.liveness.describe(), 200 if alive else 503, media_type="text/plain")
-
-        @app.get("/readyz")
-        def readyz() -> Response:
-            return Response("ready", media_type="text/plain")
-
-    @app.get("/{name:path}")
-    def page(name: str) -> Response:
-        found = static.get(name or "index.html")
-        return found() if found else problem(404, "Not here", "the page is at /")
-
-    return app
 
 
 def _path(request: Request) -> str:

@@ -23,7 +23,7 @@ class FairProtocol(PatientProtocol):
 
     _given_up = False
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
         # Those that end but have not sent everything yet are counted: a client that does not read holds them.
         there = [each for each in self.connections if isinstance(each, FairProtocol) and not each._given_up]

@@ -14,7 +14,6 @@ from shoal.contracts.work import WorkKind, kind_of
 from shoal.ledger.entries import BatchSealed, BeaconRevealed, LedgerEntry
 from shoal.report.times import StoreTimes
 
-LANES = ("broadcast", "generation", "verification", "training")
 MOST_STEPS = 200
 WAITS, EXCHANGES = ("wait", "paused", "join"), ("exchange",)
 """Phases of the trainer that are no training: before its work, and between updates (of islands)."""

@@ -6,7 +6,7 @@ of each answer that is not right; a healthy file has no samples, so that its ver
 
 from collections.abc import Sequence
 
-from shoal.contracts.answers import MOST_SAMPLES, SAMPLE_CHARACTERS, AnswerSample, FileAnswers
+from shoal.contracts.answers import MOST_SAMPLES, SAMPLE_CHARACTERS, AnswerSample, FileAnswers, TurnFaults
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import RowReward
 from shoal.environments.tokens import completion_text
@@ -17,7 +17,9 @@ from shoal.validation.facts import Facts, File
 LEFT_OUT = "\n[...]\n"
 
 
-def file_answers(file: File, facts: Facts, rewards: Sequence[RowReward]) -> FileAnswers:
+def file_answers(
+    file: File, facts: Facts, rewards: Sequence[RowReward], turn_faults: TurnFaults | None = None
+) -> FileAnswers:
     """Count the file's completions; `rewards` has one entry a row."""
     rows = file.rows[: facts.completions]
     given = [reward.task_reward for reward in rewards[: len(rows)]]
@@ -33,6 +35,7 @@ def file_answers(file: File, facts: Facts, rewards: Sequence[RowReward]) -> File
         groups_right=sum(bool(group) and min(group) == 1.0 for group in scored),
         groups_wrong=sum(bool(group) and max(group) == 0.0 for group in scored),
         samples=_samples(rows, given, facts) if all(len(set(group)) < 2 for group in scored) else [],
+        turn_faults=turn_faults,
     )
 
 

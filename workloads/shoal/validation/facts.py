@@ -5,15 +5,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+from shoal.contracts.completions import LengthReward, Sampling
 from shoal.contracts.datasets import Mode
 from shoal.contracts.evaluation import BenchmarkTerms, Truncation
 from shoal.contracts.pools import Quantization
 from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.protocol import ValidationJob
-from shoal.contracts.recipe import LengthReward, Sampling, Validation
 from shoal.contracts.rollouts import Rollout, RolloutMetadata, versions_of
 from shoal.contracts.routes import RouteShape
 from shoal.contracts.tasks import Task
+from shoal.contracts.validation import Validation
 from shoal.contracts.verdicts import RejectReason
 from shoal.contracts.vine import VineSettings, continuations
 from shoal.contracts.work import (
@@ -28,6 +29,7 @@ from shoal.contracts.work import (
 )
 from shoal.environments import Environment
 from shoal.environments.episodes import EpisodeTools, scored_text, tools_of
+from shoal.environments.results import is_repeatable
 from shoal.environments.tokens import Tokenizer
 from shoal.sampling.mixture import SourceRows
 
@@ -74,6 +76,15 @@ class Facts:
     """Whether a row may go on under newer weights (`rollouts.versions`)."""
     quantization: Quantization | None = None
     """How the weights are rounded that sample (`rollouts.quantization`)."""
+    turn_credit: bool = False
+    """Whether rewards that count are told by turn (`recipe.credit`)."""
+
+    rewards_claimed: bool = False
+    """Whether workers' rewards count where an environment's scores cannot be made again, as prepare pinned it."""
+
+    def is_claimed(self, row: Rollout) -> bool:
+        """Whether the row's reward is the worker's: nobody can score it again."""
+        return self.rewards_claimed and not is_repeatable(self.environment, self.tasks[row.prompt_index])
 
     @property
     def route_bytes(self) -> int:

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from shoal.contracts.answers import FileAnswers
+from shoal.contracts.answers import FileAnswers, TurnFaults, together
 from shoal.contracts.compute import Compute, compute_of
 from shoal.contracts.proof_profile import drawn_gaps_in_force, thresholds_in_force
 from shoal.contracts.protocol import ValidationJob
-from shoal.contracts.recipe import DrawnGaps
 from shoal.contracts.rollouts import BadRollouts, Rollout, by_version
+from shoal.contracts.thresholds import DrawnGaps
 from shoal.contracts.verdicts import UNSCORED, RowReward, Verdict
 from shoal.contracts.work import WorkKind, kind_of
 from shoal.environments.base import runs_programs
@@ -116,6 +116,7 @@ def judge(
     unscored: frozenset[int] = frozenset()
     compute: Compute | None = None
     answers: FileAnswers | None = None
+    turn_faults: list[TurnFaults] = []
     try:
         facts = facts.of_file(job)
         with watch("parse"):
@@ -131,7 +132,7 @@ def judge(
         finding = cheap_finding(file, facts, watch, progress)
         last = runs_programs(facts.environment)
         if finding is None and not last:
-            rewards, finding = scored(file, facts, watch, progress, programs)
+            rewards, finding = scored(file, facts, watch, progress, programs, turn_faults)
         if finding is None:
             with watch("cheap_checks"):  # before minutes of loading: a false claim must not change what is held
                 weights = FileWeights(file, policies, watch)
@@ -143,11 +144,11 @@ def judge(
             with watch("tools"):  # which may be programs of the model too
                 unscored, finding = tools.run_again(file, facts, programs, progress)
         if finding is None and last:  # programs run for those alone who have shown that the model wrote them
-            rewards, finding = scored(file, facts, watch, progress, programs)
+            rewards, finding = scored(file, facts, watch, progress, programs, turn_faults)
         out = outliers.keys() | unscored
         rewards = [UNSCORED if number in out else each for number, each in enumerate(rewards)]
         if finding is None and kind_of(job.step) is WorkKind.STEP:
-            answers = file_answers(file, facts, rewards)
+            answers = file_answers(file, facts, rewards, together(turn_faults))
     except ClaimLostError:
         raise
     except ReaderLost as error:
@@ -158,7 +159,8 @@ def judge(
         get_logger().exception("could not judge a file", node=job.node[:12], sha256=job.sha256[:12])
         finding = Finding("inconclusive", None, f"{type(error).__name__}: {error}")
     found = verdict(job, file, finding, rewards, len(looked_at), watch, validator, compute, answers, sorted(outliers))
-    return found.model_copy(update={"program_seconds": round(programs.spent, 3)})
+    claimed = reward.claimed_rows(file, facts, found.rewards) if file is not None and found.outcome == "accept" else 0
+    return found.model_copy(update={"program_seconds": round(programs.spent, 3), "claimed_rows": claimed})
 
 
 def time_of(job: ValidationJob, facts: Facts) -> ProgramTime:
@@ -173,10 +175,11 @@ def scored(
     watch: Stopwatch,
     progress: Callable[[], None],
     programs: ProgramTime | None = None,
+    turn_faults: list[TurnFaults] | None = None,
 ) -> tuple[list[RowReward], Finding | None]:
     """The rewards that count, and what is wrong with those that were claimed."""
     with watch("reward"):
-        rewards = reward.score_rows(file, facts, progress, programs)
+        rewards = reward.score_rows(file, facts, progress, programs, turn_faults)
         return rewards, reward.check(file, facts, rewards)
 
 

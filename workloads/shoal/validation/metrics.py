@@ -21,6 +21,11 @@ TOOL_ROWS_OUT_OF_TIME = Counter(
     "shoal_validator_tool_rows_out_of_time_total",
     "Rows with calls that are not scored because the programs of their file have had their time.",
 )
+TURN_FAULTS = Counter(
+    "shoal_validator_turn_reward_faults_total",
+    "Rows that are not scored because their environment's rewards of turns are not those of their episodes, which no node is at fault for.",
+    ["environment"],
+)
 PROGRAM_DISAGREEMENTS = Counter(
     "shoal_validator_program_disagreements_total",
     "Rows whose program scored differently than claimed, by who disagreed: the claim, or the validator's own runs, whose row is left out.",

@@ -14,7 +14,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from shoal.contracts.protocol import ValidationJob
-from shoal.contracts.recipe import Validation
+from shoal.contracts.validation import Validation
 from shoal.validation.prefill import OTHER_TEMPERATURES, Prefill
 
 PARTS = 7

@@ -17,11 +17,11 @@ from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.steps import StepBatch
 from shoal.contracts.task_table import read_tasks
 from shoal.contracts.tasks import Task, tasks_digest
-from shoal.environments import BadEnvironment, Environment
+from shoal.environments import BadEnvironment, Environment, packages
 from shoal.environments.mixture import environment_of
 from shoal.environments.prompts import WrongTokenizer, pinned_tokenizer
 from shoal.environments.tokens import eos_token_ids
-from shoal.storage.store import NotFound, Store
+from shoal.storage.store import Store, find
 from shoal.telemetry import Liveness, wait_for
 from shoal.validation.facts import Facts
 
@@ -39,11 +39,20 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
     """Read the run's facts; `scratch` is a folder for the tokenizer's files."""
     prepared = wait_for(
         "prepared.json in the store",
-        lambda: _prepared(store),
+        lambda: find(store, keys.PREPARED, Prepared.from_json),
         deadline_seconds=PREPARE_SECONDS,
         interval_seconds=1.0,
         liveness=liveness,
     )
+    wanted = [(each.package, each.version, each.sha256) for each in config.tasks.packages]
+    if [(each.package, each.version, each.sha256) for each in prepared.packages] != wanted:
+        raise WrongSetupError(
+            "prepared.json pins other packages than the run's tasks.packages: one of them was changed"
+        )
+    try:
+        packages.install(prepared.packages, lambda digest: packages.read_package(store, digest), scratch / "packages")
+    except packages.BadPackages as error:
+        raise WrongSetupError(str(error)) from None
     environment, tasks = _pinned(store, prepared)
     base = _small_files(store, scratch / "base")
     model = json.loads((base / "config.json").read_bytes())
@@ -66,6 +75,7 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
         max_sequence_length=config.recipe.max_sequence_length,
         sampling=config.sampling,
         length_reward=config.length_reward,
+        turn_credit=config.recipe.credit == "Turn",
         validation=config.validation,
         mode=config.mode,
         async_level=config.async_level,
@@ -81,6 +91,7 @@ def read_facts(config: RunConfig, store: Store, scratch: Path, liveness: Livenes
         ),
         quantization=config.quantization,
         routes=prepared.routes,
+        rewards_claimed=prepared.rewards_claimed,
     )
     return with_benchmarks(facts, {each.name: (each, *_pinned(store, each)) for each in pinned})
 
@@ -99,6 +110,7 @@ def with_benchmarks(facts: Facts, found: Mapping[str, tuple[BenchmarkTerms, Envi
             length_reward=terms.length_reward,
             benchmark=terms,
             vine=None,
+            turn_credit=False,
             several_versions=False,
             routes=None,
             prompt=terms.prompt,
@@ -125,13 +137,6 @@ def _pinned(store: Store, pinned: Prepared | BenchmarkTerms) -> tuple[Environmen
     if tasks_digest(tasks) != pinned.tasks_digest:
         raise WrongSetupError(f"the task table in the store does not have the digest {pinned.tasks_digest[:12]}...")
     return environment, tasks
-
-
-def _prepared(store: Store) -> Prepared | None:
-    try:
-        return Prepared.from_json(store.get(keys.PREPARED))
-    except NotFound:
-        return None
 
 
 def _small_files(store: Store, folder: Path) -> Path:

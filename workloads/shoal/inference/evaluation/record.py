@@ -25,6 +25,7 @@ from shoal.environments.task_source import BadTaskSource, benchmark_tasks, envir
 from shoal.evaluation.scores import Estimate, Scores, scores
 from shoal.inference.evaluation.sampling import CannotEvaluate, EvaluationRequest, ask
 from shoal.installed import installed
+from shoal.storage import Store, not_told
 
 USUAL_TASKS = 64
 """Of an environment that makes as many as it is asked for, where no count is given."""
@@ -96,21 +97,22 @@ def _of_environment(name: str, count: int | None, wanted: EvaluationRequest) -> 
         raise CannotEvaluate(f"--env {name}{asked}: {error}") from None
 
 
-def of_benchmarks(config: RunConfig, engine: EngineSettings, seed: int) -> list[Asked]:
-    """What the run's workers would ask for spec.evaluation, sampled with `seed` by such an engine. Reads the data sets. Raises CannotEvaluate."""
+def of_benchmarks(config: RunConfig, engine: EngineSettings, seed: int, objects: Store | None = None) -> list[Asked]:
+    """What the run's workers would ask for spec.evaluation, sampled with `seed` by such an engine. Reads the data sets. Raises CannotEvaluate.
+
+    `objects`: what lies below `storage.prefix`, for data sets that are there; None: these are refused.
+    """
     if config.evaluation is None:
         raise CannotEvaluate("spec.evaluation: absent; give --env, or the benchmarks there")
     found = []
     for each in config.evaluation.benchmarks:
         where = f"spec.evaluation.benchmarks, {each.name}"
-        if each.tasks.dataset is not None and each.tasks.dataset.object is not None:
-            raise CannotEvaluate(
-                f"{where}: tasks.dataset.object lies in the run's store; name a copy of it with `path`"
-            )
+        if each.tasks.dataset is not None and each.tasks.dataset.object is not None and objects is None:
+            raise CannotEvaluate(f"{where}: tasks.dataset.object {not_told(config)}")
         try:
             environment = environments.load(environment_name(config.tasks, each.tasks))
             with tempfile.TemporaryDirectory(prefix="shoal-eval-") as scratch:
-                tasks = benchmark_tasks(config, each, environment, Path(scratch)).tasks
+                tasks = benchmark_tasks(config, each, environment, Path(scratch), objects=objects).tasks
         except BadEnvironment as error:
             raise CannotEvaluate(f"{where}: {error}") from None
         except BadTaskSource as error:

@@ -146,7 +146,7 @@ def ask(
                 made = engine.generate([row.request for row in part], _never)
             else:
                 pauses = None if tools.by_turns else tools.pauses
-                made = play(part, tools, lambda asked: engine.generate(asked, _never, pauses))  # noqa: B023
+                made = play(part, tools, lambda asked: engine.generate(asked, _never, pauses))  # noqa: B023 - called in this turn
             for row, completion in zip(part, made, strict=True):
                 mask = completion.mask or [True] * len(completion.tokens)
                 text = scored_text(tools, tokenizer, completion.tokens, mask, checkpoint.eos_token_ids)

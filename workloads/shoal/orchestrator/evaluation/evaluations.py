@@ -34,7 +34,7 @@ from shoal.orchestrator.work import allocation
 from shoal.orchestrator.work.beacons import drawn_prompts
 from shoal.orchestrator.work.leases import is_open
 from shoal.orchestrator.work.load import pending_groups
-from shoal.storage import NotFound
+from shoal.storage import NotFound, find
 from shoal.storage.parallel import in_parallel
 from shoal.telemetry import get_logger
 
@@ -256,19 +256,12 @@ def write_best(state: RunState) -> None:
     if found is None:
         return
     try:
-        if _best_in_store(state) != found.to_json():
+        if find(state.store, keys.BEST_VERSION, bytes) != found.to_json():
             state.store.put(keys.BEST_VERSION, found.to_json())
             get_logger().info("best version", version=found.version, benchmark=found.benchmark, avg_at_k=found.value)
         state.best_written = found
     except Exception as error:
         get_logger().warning("could not write the best version; it will be retried", problem=_words(error))
-
-
-def _best_in_store(state: RunState) -> bytes | None:
-    try:
-        return state.store.get(keys.BEST_VERSION)
-    except NotFound:
-        return None
 
 
 def standings(state: RunState) -> dict[str, Standing]:

@@ -188,7 +188,7 @@ class QuickHeartbeats:
         for _ in range(TRIES):
             after, text = None, ""
             if before is not None:
-                if before.record.state not in MEMBERS or membership.must_register(state, before.record):
+                if before.record.state not in MEMBERS or not membership.is_in_order(state, before.record):
                     return None
                 after = _with_beat(before.record, beat, state.clock())
                 text = after.to_json().decode()

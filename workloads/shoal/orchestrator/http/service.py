@@ -7,13 +7,15 @@ worker thread. Until Redis holds what the store says (at start, and after Redis 
 import asyncio
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
 
 from shoal.contracts import keys
 from shoal.contracts.pools import SAMPLER
@@ -47,7 +49,7 @@ from shoal.orchestrator.nodes import admin, capability_check, membership
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts import verdicts
 from shoal.orchestrator.work import handout, lease_returns, uploads
-from shoal.storage import StoreUnavailable, open_store
+from shoal.storage import Store, StoreUnavailable, open_store
 from shoal.storage.grants import BadGrant, check_folder_grant
 from shoal.telemetry import Liveness, every_line, install_signals, serve_health, start, wait_for
 from shoal.transport import SignedClient, api_pages
@@ -74,6 +76,8 @@ LEDGER_SECONDS = 600.0
 CLAIM_POLL_SECONDS = 0.2  # how often a waiting validator's long poll looks at the queue
 STAGED_TOGETHER = 4
 """Files that are put into the store at a time: others are received meanwhile, and threads are left for leases and verdicts."""
+PACKAGE_PART_BYTES = 1 << 20
+"""Bytes of a wheel that a request holds at a time: all nodes may ask at once when a run starts."""
 MAX_BODY_BYTES = 64 << 10
 """Greatest JSON body of most requests, which have less than a tenth of it; a heartbeat with all its metrics about 7,000 bytes."""
 BODY_BYTES = {
@@ -228,6 +232,27 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[.
 
         return Response(await call(answer), media_type="application/vnd.apache.parquet")
 
+    @app.get("/v1/packages")
+    async def packages(request: Request) -> Response:
+        """The wheel with `?digest=` of one of the run's packages."""
+        node = await gate.node(request)
+        wanted = request.query_params.get("digest", "")
+
+        def answer() -> tuple[bytes, int]:
+            state.nodes.require_member(node)
+            sizes = {each.sha256: each.size_bytes for each in state.prepared.packages}
+            if wanted not in sizes:
+                raise Refusal(ProblemCode.NO_SUCH_PACKAGE, "digest is not that of a package of the run")
+            return next(package_parts(state.store, wanted, 0, sizes[wanted])), sizes[wanted]
+
+        first, size = await call(answer)  # before the head of the answer: a store that is away is told by its status
+
+        return StreamingResponse(
+            chain([first], package_parts(state.store, wanted, len(first), size)),
+            media_type="application/octet-stream",
+            headers={"Content-Length": str(size)},
+        )
+
     surveys = handout.Surveys(state)
 
     @app.get("/v1/step")
@@ -270,6 +295,12 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[.
         metrics.SUBMISSIONS.labels(receipt.status).inc()
         metrics.SUBMITTED_BYTES.inc(notice.size)
         return json_answer(receipt)
+
+
+def package_parts(store: Store, sha256: str, start: int, size: int) -> Iterator[bytes]:
+    """A wheel of `size` bytes from `start` on, in parts: up to 32 MiB for each node that starts are not held whole."""
+    for place in range(start, size, PACKAGE_PART_BYTES):
+        yield store.get_range(keys.package(sha256), place, min(place + PACKAGE_PART_BYTES, size))
 
 
 def _add_validator_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[..., Any]) -> None:
@@ -351,6 +382,7 @@ def public_run(state: RunState) -> PublicRun:
         quantization=config.quantization,
         routes=prepared.routes,
         curriculum=config.tasks.curriculum is not None,
+        packages=prepared.packages,
     )
 
 

@@ -1,7 +1,7 @@
 """`POST /v1/staging`: the folder store's side of an upload grant, as S3 does it: a multipart form, the policy's fields first, the file last.
 
 The body is parsed as it streams in. The file part is read only after the fields before it were checked, and never beyond the
-granted size. So a stranger can neither fill memory nor disk. Called by `orchestrator`; only with a folder store or one of Azure.
+granted size. So a stranger can neither fill memory nor disk. Called by `orchestrator`; only with a folder store, or one of Azure or Google.
 """
 
 import tempfile

@@ -13,6 +13,7 @@ from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Assignment, NodeLogs
 from shoal.ledger.entries import NodeBanned, NodeUnbanned
 from shoal.ledger.view import Files
+from shoal.orchestrator.doubts import NodeInDoubt
 from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.work import program_time
@@ -125,7 +126,7 @@ def invite(state: RunState, node: str) -> NodeView:
 
 def ban(state: RunState, node: str, reason: str) -> NodeView:
     """Exclude a node, known or not: the ledger first, then its record, then its leases. The same again changes nothing."""
-    with state.settle_lock:
+    with state.settle_lock, state.doubts.about(NodeInDoubt(node)):
         if node not in state.view.banned:
             state.ledger.append(NodeBanned(node=node, reason=reason))
             get_logger().warning("an admin banned a node", node=node, reason=reason)

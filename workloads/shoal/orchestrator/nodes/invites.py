@@ -51,12 +51,14 @@ def why_not(
     own_pod: bool,
     welcome: bool = False,
     calibrated: bool = True,
+    claimed: bool = False,
     quantization: Quantization | None = None,
 ) -> str:
     """Why a registered machine is not invited, in words; empty when it may join. What it says of its hardware is taken at its word.
 
     `welcome`: an admin let it in, whatever the pool's list and codes say. `calibrated`: the base model has a proof profile, without which no
-    stranger joins; prepare refuses a run with an open pool and no profile, this one a pool that was opened later. `quantization` is the run's.
+    stranger joins; prepare refuses a run with an open pool and no profile, this one a pool that was opened later. `claimed`: the same of a run whose
+    rewards no validator can compute. `quantization` is the run's.
     """
     terms = terms_of(pools, registration.pool)
     if terms is None:
@@ -71,6 +73,11 @@ def why_not(
         return (
             f"pool {registration.pool!r} was opened after prepare had left the model's proofs uncalibrated: a stranger's proof would need no"
             " forward pass; the admin closes the pool, or starts a run with spec.prepare.gpu"
+        )
+    if claimed:
+        return (
+            f"pool {registration.pool!r} was opened in a run whose rewards cannot be scored again: a stranger would give itself any reward;"
+            " the admin closes the pool, or starts a run with another environment"
         )
     admission, run, node = terms.admission, registration.run, registration.node
     if (admission.nodes or admission.codes) and node not in admission.nodes and not welcome:

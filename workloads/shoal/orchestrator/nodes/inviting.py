@@ -129,6 +129,7 @@ def _invite_one(
         own_pod=own_pod,
         welcome=welcome,
         calibrated=state.calibrated,
+        claimed=state.rewards_claimed,
         quantization=state.config.quantization,
     ) or _why_not_moved(known, record)
     if refusal:

@@ -23,6 +23,7 @@ from shoal.ledger.entries import NodeDead, NodeInvited, NodeJoined
 from shoal.ledger.facts import InvitedNode
 from shoal.ledger.view import Files
 from shoal.orchestrator.completeness import complete
+from shoal.orchestrator.doubts import NodeInDoubt
 from shoal.orchestrator.nodes import admin, capability_check
 from shoal.orchestrator.nodes.invites import BadInvite, check_invite
 from shoal.orchestrator.nodes.registry import NodeRecord
@@ -34,7 +35,7 @@ from shoal.telemetry import get_logger
 def heartbeat(state: RunState, beat: Heartbeat) -> HeartbeatReply:
     """Note that a node lives; admit it when it brings a good invite.
 
-    Raises `Refusal` for strangers, the excluded, bad invites, and members that must register again (`must_register`).
+    Raises `Refusal` for strangers, the excluded, bad invites, and members that must register again (`require_pool`).
     """
     now = state.clock()
     record = state.nodes.get(beat.node)
@@ -45,18 +46,37 @@ def heartbeat(state: RunState, beat: Heartbeat) -> HeartbeatReply:
     return reply_to(state, state.nodes.change(record, "heartbeat", **fields_of(beat, now)))
 
 
-def must_register(state: RunState, record: NodeRecord) -> bool:
-    """Whether a member's pool went with Redis and something hangs on it: what draws its tokens, or its place at its address."""
-    if record.pool or record.state not in MEMBERS:
-        return False
-    return any(terms.sampler != SAMPLER or terms.admission.nodes_per_address for terms in state.config.pools)
+def is_in_order(state: RunState, record: NodeRecord) -> bool:
+    """Whether `require_pool` has nothing against a node."""
+    return not _is_shut_out(state, record) and not _must_register(state, record)
 
 
 def require_pool(state: RunState, record: NodeRecord) -> None:
-    """Raises `Refusal` for a member that must register again, which its agent then does by itself; its leases stand meanwhile."""
-    if must_register(state, record):
+    """Raises `Refusal` for a member that must register again, which its agent then does by itself; its leases stand meanwhile.
+
+    And for a stranger that became one before prepare had found that its rewards could not be scored again.
+    """
+    if _is_shut_out(state, record):
+        words = "this run's rewards cannot be scored again, so that its own pods alone have work"
+        raise Refusal(ProblemCode.NOT_ADMITTED, words)
+    if _must_register(state, record):
         words = "the orchestrator lost this node's pool with Redis: register at discovery again"
         raise Refusal(ProblemCode.POOL_FORGOTTEN, words)
+
+
+def _is_shut_out(state: RunState, record: NodeRecord) -> bool:
+    return bool(record.outside) and state.rewards_claimed
+
+
+def _must_register(state: RunState, record: NodeRecord) -> bool:
+    """Whether what hangs on a member's registration went with Redis: what draws its tokens, its place at its address, or whose it is."""
+    if record.state not in MEMBERS:
+        return False
+    if record.outside is None and state.rewards_claimed:
+        return True  # a stranger's invite names a pool too
+    return not record.pool and any(
+        terms.sampler != SAMPLER or terms.admission.nodes_per_address for terms in state.config.pools
+    )
 
 
 def fields_of(beat: Heartbeat, now_unix: float) -> dict[str, object]:
@@ -128,14 +148,16 @@ def _admit(state: RunState, beat: Heartbeat, record: NodeRecord | None) -> NodeR
         # What was decided of a stranger's machine (its pool, what it must show) was decided with the newest one.
         raise Refusal(ProblemCode.INVITE_NOT_VALID, "a newer invite was given; register at discovery for another")
     capability_check.require_answer(state, invite, record)
-    if not state.view.has_invite(beat.node, invite.nonce):
-        noted = InvitedNode(pool=invite.pool, expires_unix=invite.expires_unix)
-        state.ledger.append(NodeInvited(node=beat.node, nonce=invite.nonce, invited=noted))
-    state.ledger.append(NodeJoined(node=beat.node, nonce=invite.nonce))
-    if state.view.invite_nonces.get(invite.nonce) != beat.node:
-        raise Refusal(ProblemCode.INVITE_NOT_VALID, "this invite was used before; register at discovery for a new one")
-    record = record or NodeRecord(node=beat.node, state="Invited")
-    joined = state.nodes.change(record, "joined", pool=invite.pool, last_heartbeat_unix=state.clock())
+    with state.doubts.about(NodeInDoubt(beat.node)):
+        if not state.view.has_invite(beat.node, invite.nonce):
+            noted = InvitedNode(pool=invite.pool, expires_unix=invite.expires_unix)
+            state.ledger.append(NodeInvited(node=beat.node, nonce=invite.nonce, invited=noted))
+        state.ledger.append(NodeJoined(node=beat.node, nonce=invite.nonce))
+        if state.view.invite_nonces.get(invite.nonce) != beat.node:
+            words = "this invite was used before; register at discovery for a new one"
+            raise Refusal(ProblemCode.INVITE_NOT_VALID, words)
+        record = record or NodeRecord(node=beat.node, state="Invited")
+        joined = state.nodes.change(record, "joined", pool=invite.pool, last_heartbeat_unix=state.clock())
     get_logger().info("node joined", node=beat.node, pool=invite.pool)
     return joined
 

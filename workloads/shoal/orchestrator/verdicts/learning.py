@@ -8,7 +8,15 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shoal.contracts.answers import MOST_SAMPLES, AnswerSample, CannotLearn, FileAnswers, LearningProgress
+from shoal.contracts.answers import (
+    MOST_SAMPLES,
+    AnswerSample,
+    CannotLearn,
+    FileAnswers,
+    LearningProgress,
+    TurnFaults,
+    together,
+)
 from shoal.contracts.recipe import Recipe
 from shoal.contracts.verdicts import Verdict
 from shoal.text import percent
@@ -17,6 +25,8 @@ WINDOW_GROUPS = 64
 """Newest groups that are looked at."""
 TELLING_GROUPS = 32
 """Of this number of groups without one that carries signal, at most 9 % carry signal with 95 % confidence (0.91^32 = 0.05)."""
+MOST_CHARACTERS = 600
+"""Of the message (`LearningProgress.message`)."""
 MOST = 0.5
 """A share of answers or groups from which on it is named as the cause."""
 
@@ -86,7 +96,8 @@ def learning_of(files: Sequence[JudgedAnswers], fewest: int) -> LearningProgress
     )
     decided = bool(found.groups_with_signal) or groups >= fewest
     reason = _reason(found) if decided and not found.groups_with_signal else None
-    return found.model_copy(update={"decided": decided, "reason": reason, "message": _message(found, reason)})
+    faults = together(each.answers.turn_faults for each in files)
+    return found.model_copy(update={"decided": decided, "reason": reason, "message": _message(found, reason, faults)})
 
 
 def _reason(found: LearningProgress) -> CannotLearn:
@@ -100,8 +111,8 @@ def _reason(found: LearningProgress) -> CannotLearn:
     return next((name for name, share in causes if share >= MOST), "GroupsAlike")
 
 
-def _message(found: LearningProgress, reason: CannotLearn | None) -> str:
-    """The shares in words, and with a reason what to do."""
+def _message(found: LearningProgress, reason: CannotLearn | None, faults: TurnFaults | None) -> str:
+    """The shares in words, with a reason what to do, and what is wrong with the environment even where the rest carries signal."""
     shares = [
         f"{percent(found.right)} of answers right",
         f"{percent(found.cut)} cut off at the limit",
@@ -111,7 +122,8 @@ def _message(found: LearningProgress, reason: CannotLearn | None) -> str:
     ]
     how_many = str(found.groups_with_signal) if found.groups_with_signal else "none"
     told = f"of the last {found.groups} groups {how_many} {'carry' if found.groups_with_signal > 1 else 'carries'} signal: {', '.join(shares)}"
-    return told if reason is None else f"{told}; {ADVICE[reason]}"
+    advice = [ADVICE[reason]] if reason is not None and not (reason == "Unscorable" and faults is not None) else []
+    return "; ".join([told, *advice, *([faults.text] if faults is not None else [])])[:MOST_CHARACTERS]
 
 
 def _samples(files: Sequence[JudgedAnswers]) -> list[AnswerSample]:

@@ -13,7 +13,7 @@ import redis
 from pydantic import Field
 
 from shoal.contracts.base import Contract, NodeId, Sha256Hex, unset
-from shoal.contracts.protocol import ShortText
+from shoal.contracts.protocol import PrintableText
 from shoal.contracts.verdicts import RejectReason
 from shoal.orchestrator.record_cache import RecordCache
 from shoal.orchestrator.work.records import SubmissionRecord
@@ -48,7 +48,7 @@ class OpinionNote(Contract):
     """The part of an opinion that a job remembers: who, which reason, and the digest of the verdict, so that a repeated request does not count
     twice."""
 
-    validator: ShortText
+    validator: PrintableText
     reason: RejectReason
     digest: Sha256Hex
     key: NodeId | None = Field(default=None, exclude_if=unset, description="the validator's own; None: it has none")
@@ -63,7 +63,7 @@ class Job(Contract):
     """A submission that waits for a verdict."""
 
     record: SubmissionRecord
-    claimed_by: ShortText = ""
+    claimed_by: PrintableText = ""
     inconclusive: int = Field(default=0, description="checks without a result, and claims that ran out")
     opinions: list[OpinionNote] = Field(default_factory=list)
     prefer_another_until_unix: float = 0.0

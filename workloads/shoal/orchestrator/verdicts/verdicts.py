@@ -20,9 +20,10 @@ from shoal.crypto.canonical import document_digest
 from shoal.ledger.entries import Accepted, NodeEvicted, Rejected
 from shoal.ledger.view import Files
 from shoal.orchestrator import key_changes
+from shoal.orchestrator.doubts import FileInDoubt
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.queue import Job, OpinionNote, backoff_seconds
-from shoal.orchestrator.work import parts, program_time
+from shoal.orchestrator.work import parts, program_time, sizing
 from shoal.orchestrator.work.lease_returns import give_up_leases
 from shoal.orchestrator.work.open_work import closed, known
 from shoal.orchestrator.work.records import SubmissionRecord
@@ -106,7 +107,8 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
     with state.settle_lock:
         recorded = find_verdict(state, verdict.node, verdict.sha256)
         if recorded is not None:
-            _conclude(state, recorded)
+            with state.doubts.about(FileInDoubt(recorded.document.step, verdict.node, verdict.sha256)):
+                _conclude(state, recorded)
             return
         job = state.queue.get(verdict.node, verdict.sha256)
         if job is None:
@@ -114,47 +116,54 @@ def receive(state: RunState, signed: Signed[Verdict]) -> None:
                 ProblemCode.NO_SUCH_FILE_QUEUED,
                 f"file {verdict.sha256} of node {verdict.node[:12]}... was not submitted",
             )
-        work = known(state, job.record.step)
-        if work is None:
-            expire(state, job.record, over(state, job.record))
-            return
-        _check_fits(job.record, work, verdict)
-        job = key_changes.believed_opinions(state, job)
-        digest = document_digest(verdict)
-        decision = decide(
-            verdict,
-            digest,
-            job.opinions,
-            validator=validator_of(verdict, job),
-            alone=state.clock() >= job.prefer_another_until_unix,
-            sealed=closed(state, work),
-            window=work.window,
-            votes=state.config.validation.slash_votes,
-            evicted=verdict.node in state.view.evicted,
-            key=key_of(verdict),
-            spent=_spent(state, verdict),
-        )
-        get_logger().info(
-            "verdict", node=verdict.node, step=verdict.step, submission=verdict.submission, outcome=verdict.outcome,
-            reason=verdict.reason, decision=decision.kind,
-        )  # fmt: skip
-        match decision.kind:
-            case "record":
-                record_verdict(state, signed)
-            case "expire":
-                expire(state, job.record, decision.detail)
-            case "lost":
-                note_rejected(
-                    state, verdict.node
-                )  # before the verdict, which ends the file: a crash charges twice, never not at all
-                expire(state, job.record, decision.detail)
-            case "second-opinion":
-                _ask_another(state, job, signed, digest)
-            case "again":
-                count = job.inconclusive + 1
-                again = job.model_copy(update={"inconclusive": count})
-                state.queue.again(again, state.clock() + backoff_seconds(count))
-                state.redis.incr(f"{state.prefix}:inconclusive")
+        # Only now is the file known to be ours. The reads before leave nothing half done.
+        with state.doubts.about(FileInDoubt(job.record.step, job.record.node, job.record.sha256)):
+            _settle(state, signed, job)
+
+
+def _settle(state: RunState, signed: Signed[Verdict], job: Job) -> None:
+    """What a verdict means for its file, which waits for one; raises `Refusal` when it does not fit. The caller holds `settle_lock`."""
+    verdict = signed.document
+    work = known(state, job.record.step)
+    if work is None:
+        expire(state, job.record, over(state, job.record))
+        return
+    _check_fits(job.record, work, verdict)
+    job = key_changes.believed_opinions(state, job)
+    digest = document_digest(verdict)
+    decision = decide(
+        verdict,
+        digest,
+        job.opinions,
+        validator=validator_of(verdict, job),
+        alone=state.clock() >= job.prefer_another_until_unix,
+        sealed=closed(state, work),
+        window=work.window,
+        votes=state.config.validation.slash_votes,
+        evicted=verdict.node in state.view.evicted,
+        key=key_of(verdict),
+        spent=_spent(state, verdict),
+    )
+    get_logger().info(
+        "verdict", node=verdict.node, step=verdict.step, submission=verdict.submission, outcome=verdict.outcome,
+        reason=verdict.reason, decision=decision.kind,
+    )  # fmt: skip
+    match decision.kind:
+        case "record":
+            record_verdict(state, signed)
+        case "expire":
+            expire(state, job.record, decision.detail)
+        case "lost":
+            # Before the verdict, which ends the file: a crash charges twice, never not at all.
+            note_rejected(state, verdict.node)
+            expire(state, job.record, decision.detail)
+        case "second-opinion":
+            _ask_another(state, job, signed, digest)
+        case "again":
+            count = job.inconclusive + 1
+            again = job.model_copy(update={"inconclusive": count})
+            state.queue.again(again, state.clock() + backoff_seconds(count))
+            state.redis.incr(f"{state.prefix}:inconclusive")
 
 
 def _spent(state: RunState, verdict: Verdict) -> str:
@@ -186,7 +195,7 @@ def key_of(verdict: Verdict) -> str | None:
 def record_verdict(state: RunState, signed: Signed[Verdict]) -> None:
     """Make a verdict the file's verdict, once and for all, and draw its consequences."""
     verdict = signed.document
-    with state.settle_lock:
+    with state.settle_lock, state.doubts.about(FileInDoubt(verdict.step, verdict.node, verdict.sha256)):
         if not state.store.create(keys.verdict(verdict.node, verdict.sha256), signed.to_json()):
             signed = find_verdict(state, verdict.node, verdict.sha256) or signed
         _conclude(state, signed)
@@ -246,14 +255,9 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
         get_logger().warning("accepted too late", node=verdict.node, step=verdict.step, submission=verdict.submission)
     elif verdict.outcome == "accept":
         groups, counted = _groups(state, work, verdict)
-        if not settled:  # once: an old file that comes again is not among the newest
-            job = state.queue.get(verdict.node, verdict.sha256)
-            if verdict.part is None or not verdict.part.left:
-                note_accepted(state, verdict.node, verdict.lease, job.record.received_unix if job else None, work)
-            program_time.note_accepted(state, verdict.node, verdict.program_seconds)
-            if isinstance(work, TrainingStep):
-                state.answers.add(verdict, counted)
-        state.ledger.append(
+        if not settled and isinstance(work, TrainingStep):  # an old file that comes again is not among the newest
+            state.answers.add(verdict, counted)  # it takes each file once
+        entry = state.ledger.append(
             Accepted(
                 node=verdict.node,
                 step=verdict.step,
@@ -266,8 +270,16 @@ def _conclude(state: RunState, signed: Signed[Verdict]) -> None:
                 left_out=verdict.left_out or None,
                 looked_at=verdict.looked_at if verdict.looked_at < verdict.completion_tokens else None,
                 part=verdict.part,
+                claimed_rows=verdict.claimed_rows or None,
             )
         )
+        # Whoever appends the entry notes it, once. What fails from here on is not noted again: the node's next file makes good for it.
+        if entry is not None:
+            job = state.queue.get(verdict.node, verdict.sha256)
+            if verdict.part is None or not verdict.part.left:
+                note_accepted(state, verdict.node, verdict.lease, job.record.received_unix if job else None, work)
+            program_time.note_accepted(state, verdict.node, verdict.program_seconds)
+            sizing.note_accepted(state, verdict, work, job.record.received_unix if job else None)
     elif verdict.outcome == "reject":
         state.ledger.append(
             Rejected(

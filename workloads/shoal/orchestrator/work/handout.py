@@ -23,10 +23,10 @@ from shoal.orchestrator.nodes.registry import NodeRecord
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.learning import fewest_groups, learning_of
 from shoal.orchestrator.verdicts.verdicts import expire, over
-from shoal.orchestrator.work import allocation, parts, program_time, step_counter
+from shoal.orchestrator.work import allocation, parts, program_time, sizing, step_counter
 from shoal.orchestrator.work.beacons import beacon_of, drawn_prompts, reveal
 from shoal.orchestrator.work.lease_returns import end, give_again
-from shoal.orchestrator.work.leases import given_up, is_open, not_heard_of
+from shoal.orchestrator.work.leases import FIRST_OPEN_LEASES, given_up, is_open, not_heard_of
 from shoal.orchestrator.work.load import MOST_UNJUDGED_FILES, UnderWay, loads, signal_rate, under_way, unjudged_files
 from shoal.orchestrator.work.open_work import known, openable_steps
 from shoal.orchestrator.work.records import DrawnBy, SubmissionRecord
@@ -319,11 +319,25 @@ def _lease_for(state: RunState, request: LeaseRequest) -> Lease:
         require_quota(state, request.node, sum(is_open(r, now) and r.sha256 is None for r in mine), now)
         reveal(state, work)
         drawn_by = DrawnBy(pool=record.pool, sampler=_sampler_of_pool(state, record))
+        is_sized = takes_rests and sizing.is_sized(state, request.node, work)
+        leases = look.good.get(request.node, FIRST_OPEN_LEASES)
         if rest is not None:
-            return parts.continued(state, rest, request.node, expires, drawn_by)
+            count = None
+            if is_sized and rest.status == "unbegun" and rest.part is not None:
+                of, places = rest.part.drawn_for, rest.part.groups
+                count = sizing.groups_of_lease(state, request.node, work, of, places, leases)
+            return parts.continued(state, rest, request.node, expires, drawn_by, count)
         # What was dropped comes again: numbers go on by files alone, or a node could pass over any.
-        again = give_again(state, mine, work.number, expires, drawn_by)
-        lease = again or state.leases.issue(request.node, work.number, shape.groups, now, expires, drawn_by)
+        again = give_again(state, mine, work.number, expires, drawn_by, takes_parts=request.parts)
+
+        def first(number: int) -> int:
+            return sizing.groups_of_lease(
+                state, request.node, work, (request.node, number), range(shape.groups), leases
+            )
+
+        lease = again or state.leases.issue(
+            request.node, work.number, shape.groups, now, expires, drawn_by, first if is_sized else None
+        )
         if state.config.evaluation is not None:
             given = state.leases.require(lease.lease, request.node)
             needs_work = look.training_needs_work

@@ -39,24 +39,38 @@ def give_up_leases(state: RunState, node: str) -> None:
 
 
 def end(state: RunState, record: LeaseRecord, status: Literal["abandoned", "returned"]) -> None:
-    """Close an open lease for which no file came, at its node's account. Handing back what another node left is free: it goes to one more."""
+    """Close an open lease for which no file came, at its node's account. Handing back what another node left off is free: it goes to one more. What
+    nobody had begun costs what a draw of its own does: a node chooses as little among these."""
     state.leases.put(record.model_copy(update={"status": status, "charged": False}))
     credit.give_back(state, record)
-    if status != "returned" or is_own(record):
+    if status != "returned" or is_own(record) or record.sized:
         drop(state, record)
 
 
 def give_again(
-    state: RunState, ended: Sequence[LeaseRecord], step: int, expires_unix: float, drawn_by: DrawnBy
+    state: RunState,
+    ended: Sequence[LeaseRecord],
+    step: int,
+    expires_unix: float,
+    drawn_by: DrawnBy,
+    *,
+    takes_parts: bool,
 ) -> Lease | None:
     """The lease with the lowest number among a node's leases for this step that `ended` without a file, now open again; None when there is none.
 
-    The rest of a lease is for everybody (`parts`). The caller holds `lease_lock`.
+    The rest of a lease is for everybody (`parts`). A sized lease of its own draw is still the node's where it `takes_parts` and nobody has begun it
+    since. The caller holds `lease_lock`.
     """
+    followed = {record.follows for record in state.leases.all()} if any(record.sized for record in ended) else set()
     without_file = [
         record
         for record in ended
-        if record.status in ("returned", "abandoned") and record.lease.step == step and record.part is None
+        if record.status in ("returned", "abandoned")
+        and record.lease.step == step
+        and (
+            record.part is None
+            or (takes_parts and record.sized and is_own(record) and record.lease.lease not in followed)
+        )
     ]
     if not without_file:
         return None

@@ -5,6 +5,7 @@ when Redis is lost; its state is in Redis. Called by `services` for `POST /v1/le
 """
 
 import secrets
+from collections.abc import Callable
 from typing import Literal
 
 import redis
@@ -13,6 +14,7 @@ from shoal.contracts import keys
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Lease
 from shoal.contracts.work import FIRST_PART_NUMBER, LeasePart
+from shoal.orchestrator.doubts import Doubts, LeasesInDoubt
 from shoal.orchestrator.record_cache import RecordCache
 from shoal.orchestrator.work.records import DrawnBy, LeaseRecord
 from shoal.storage import Store
@@ -67,6 +69,12 @@ def not_heard_of(records: list[LeaseRecord], step: int, now_unix: float, fresh_u
     return min(usable, key=lambda record: record.lease.submission, default=None)
 
 
+def halves(whole: LeasePart, count: int) -> tuple[LeasePart, LeasePart | None]:
+    """The first `count` groups of a part, and the others."""
+    first, left = whole.groups[:count], whole.groups[count:]
+    return whole.model_copy(update={"groups": first}), (whole.model_copy(update={"groups": left}) if left else None)
+
+
 def _parts_of(step: int, node: str) -> str:
     """The counter of a node's leases that finish another one."""
     return f"{step}/{node}/parts"
@@ -75,11 +83,12 @@ def _parts_of(step: int, node: str) -> str:
 class LeaseBook:
     """Leases of the steps under way, under the hash `<prefix>:leases`."""
 
-    def __init__(self, client: redis.Redis, prefix: str, store: Store) -> None:
+    def __init__(self, client: redis.Redis, prefix: str, store: Store, doubts: Doubts) -> None:
         self._redis = client
         self._hash = f"{prefix}:leases"
         self._numbers = f"{prefix}:submission-numbers"
         self._store = store
+        self._doubts = doubts
         self._parsed = RecordCache(LeaseRecord.from_json)
 
     def all(self) -> list[LeaseRecord]:
@@ -95,22 +104,48 @@ class LeaseBook:
     def put_if_absent(self, record: LeaseRecord) -> None:
         self._redis.hsetnx(self._hash, record.lease.lease, record.to_json())
 
-    def forget(self, lease: str) -> None:
-        self._redis.hdel(self._hash, lease)
+    def forget(self, lease: Lease) -> None:
+        """A lease of closed work, and the numbers of its node there, of which there would be one for each node and step. The store has them still."""
+        self._redis.hdel(self._hash, lease.lease)
+        self._redis.hdel(self._numbers, f"{lease.step}/{lease.node}", _parts_of(lease.step, lease.node))
 
     def issue(
-        self, node: str, step: int, groups: int, given_unix: float, expires_unix: float, drawn_by: DrawnBy
+        self,
+        node: str,
+        step: int,
+        groups: int,
+        given_unix: float,
+        expires_unix: float,
+        drawn_by: DrawnBy,
+        first: Callable[[int], int] | None = None,
     ) -> Lease:
-        """Give the next submission number of this node and step. The store decides: a number that is taken there is skipped."""
+        """Give the next submission number of this node and step. The store decides: a number that is taken there is skipped.
+
+        `first`: how many groups of a number a lease is for, where that may be fewer than all.
+        """
         field = f"{step}/{node}"
         while True:
             number = int(self._redis.hincrby(self._numbers, field, 1)) - 1
+            count = first(number) if first is not None else groups
+            part, more = halves(LeasePart(node=node, submission=number, groups=list(range(groups))), count)
             lease = Lease(
-                lease=secrets.token_hex(16), node=node, step=step, submission=number, expires_unix=expires_unix
+                lease=secrets.token_hex(16),
+                node=node,
+                step=step,
+                submission=number,
+                expires_unix=expires_unix,
+                part=part if more is not None else None,
             )
-            record = LeaseRecord(lease=lease, groups=groups, drawn_by=drawn_by, given_unix=given_unix)
-            if self._store.create(keys.lease(step, node, number), record.to_json()):
-                self.put(record)
+            record = LeaseRecord(
+                lease=lease,
+                groups=count,
+                drawn_by=drawn_by,
+                given_unix=given_unix,
+                part=lease.part,
+                sized=more is not None,
+                more=more,
+            )
+            if self._write(record):
                 return lease
 
     def issue_part(
@@ -125,6 +160,8 @@ class LeaseBook:
         lease: str | None = None,
         follows: str | None = None,
         status: Literal["open", "returned"] = "open",
+        sized: bool = False,
+        more: LeasePart | None = None,
     ) -> LeaseRecord:
         """A lease for what another one left. Its number is one of those that draw nothing, so that a node passes over no draw of its own by it."""
         name = lease or secrets.token_hex(16)
@@ -139,15 +176,26 @@ class LeaseBook:
                 given_unix=given_unix,
                 part=part,
                 follows=follows,
+                sized=sized,
+                more=more,
             )
-            if self._store.create(keys.lease(step, node, number), record.to_json()):
-                self.put(record)
+            if self._write(record):
                 return record
+
+    def _write(self, record: LeaseRecord) -> bool:
+        """Write a new lease to the store and to Redis; False where its number is taken."""
+        lease = record.lease
+        with self._doubts.about(LeasesInDoubt(lease.step, lease.node)):
+            if not self._store.create(keys.lease(lease.step, lease.node, lease.submission), record.to_json()):
+                return False
+            self.put(record)
+            return True
 
     def give_again(self, record: LeaseRecord, given_unix: float, expires_unix: float, drawn_by: DrawnBy) -> Lease:
         """Open a lease again that ended without a file. Where its node has changed its pool, the store, which outlives Redis, is informed."""
         lease = record.lease.model_copy(update={"expires_unix": expires_unix})
-        again = LeaseRecord(lease=lease, groups=record.groups, drawn_by=drawn_by, given_unix=given_unix)
+        changes = {"lease": lease, "status": "open", "sha256": None, "size": None, "charged": False}
+        again = record.model_copy(update={**changes, "drawn_by": drawn_by, "given_unix": given_unix})
         if record.drawn_by != drawn_by:
             self._store.put(keys.lease(lease.step, lease.node, lease.submission), again.to_json())
         self.put(again)

@@ -15,6 +15,7 @@ from shoal.orchestrator.verdicts.queue import Job
 from shoal.orchestrator.work.allocation import StepLoad
 from shoal.orchestrator.work.leases import is_open
 from shoal.orchestrator.work.open_work import openable_steps
+from shoal.orchestrator.work.parts import unbegun
 from shoal.orchestrator.work.records import LeaseRecord
 from shoal.orchestrator.work.standing import relied_on
 from shoal.orchestrator.work.step_counter import counting
@@ -84,12 +85,17 @@ def under_way(state: RunState, good: Collection[str]) -> UnderWay:
 
 
 def _parts(state: RunState, now: float) -> Iterator[_LoadPart]:
-    leases = [lease for lease in state.leases.all() if is_open(lease, now)]
+    """Of a draw that has groups which a sized lease left and nobody has begun none counts: whoever is sent to the step then gets these."""
+    records = state.leases.all()
+    left = {(each.lease.step, each.part.drawn_for) for each in unbegun(records) if each.part is not None}
+    leases = [lease for lease in records if is_open(lease, now)]
     jobs = [job for job in state.queue.all() if not _is_unjudged(job)]
     for lease in leases:
-        yield _LoadPart(lease.lease.node, lease.lease.step, lease.groups, lease.given_unix)
+        if lease.part is None or (lease.lease.step, lease.part.drawn_for) not in left:
+            yield _LoadPart(lease.lease.node, lease.lease.step, lease.groups, lease.given_unix)
     for job in jobs:
-        yield _LoadPart(job.record.node, job.record.step, job.record.groups)
+        if job.record.part is None or (job.record.step, job.record.part.drawn_for) not in left:
+            yield _LoadPart(job.record.node, job.record.step, job.record.groups)
     yield from _waiting_parts(state, leases, jobs)
 
 

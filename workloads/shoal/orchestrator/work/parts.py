@@ -12,13 +12,15 @@ Costs: an object more in the store for each part and each rest. The lease for a 
 lease reads anyway. Called by `uploads`, `handout`, `verdicts` and `recovery`.
 """
 
+import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from shoal.contracts.base import LeaseId
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import HandedPart, Lease, rest_of
 from shoal.contracts.work import LeasePart, may_be_parted
 from shoal.orchestrator.run_state import RunState
-from shoal.orchestrator.work.leases import is_open
+from shoal.orchestrator.work.leases import halves, is_open
 from shoal.orchestrator.work.open_work import closed, known
 from shoal.orchestrator.work.records import DrawnBy, LeaseRecord, SubmissionRecord
 from shoal.orchestrator.work.standing import drop
@@ -83,8 +85,29 @@ def is_own(record: LeaseRecord) -> bool:
     return record.part is None or record.part.node == record.lease.node
 
 
+def more_of(lease: LeaseId) -> LeaseId:
+    """The name of what a sized lease left of its draw."""
+    return hashlib.sha256(b"shoal/more/v1\0" + bytes.fromhex(lease)).hexdigest()[:32]
+
+
+def unbegun(records: Collection[LeaseRecord]) -> list[LeaseRecord]:
+    """Groups that sized leases left and nobody has begun. Each is in the record of the lease that left it, so that one write makes both."""
+    followed = {record.follows for record in records}
+    return [
+        LeaseRecord(
+            lease=record.lease.model_copy(update={"lease": more_of(record.lease.lease)}),
+            groups=len(record.more.groups),
+            status="unbegun",
+            part=record.more,
+        )
+        for record in records
+        if record.more is not None and more_of(record.lease.lease) not in followed
+    ]
+
+
 def left_for(state: RunState, node: str, step: int) -> LeaseRecord | None:
-    """The oldest lease of a step whose part this node may finish; None when there is none. The caller holds `lease_lock`."""
+    """The oldest lease of a step whose part this node may finish; None when there is none. What a sized lease left is for everybody. The caller holds
+    `lease_lock`."""
     records = state.leases.all()
     by_name = {record.lease.lease: record for record in records}
     left = [
@@ -92,6 +115,7 @@ def left_for(state: RunState, node: str, step: int) -> LeaseRecord | None:
         for record in free_parts(records, step, state.clock())
         if _is_offered(list(_tried(record, by_name)), node)
     ]
+    left += [record for record in unbegun(records) if record.lease.step == step]
     return min(left, key=lambda each: (each.lease.expires_unix, each.lease.lease), default=None)
 
 
@@ -105,27 +129,38 @@ def _tried(record: LeaseRecord, by_name: Mapping[str, LeaseRecord]) -> Iterator[
 
 def _is_offered(tried: Sequence[LeaseRecord], node: str) -> bool:
     """Whether a part for which these leases were is offered to this node."""
-    continuing = sum(record.follows is not None for record in tried)
-    had = {owner for record in tried for owner in (record.lease.node, record.part.node if record.part else None)}
+    continuing = sum(record.follows is not None and not record.sized for record in tried)
+    had = {record.lease.node for record in tried} | {
+        record.part.node for record in tried if record.part is not None and not record.sized
+    }
     return continuing < MOST_CONTINUING and node not in had
 
 
-def continued(state: RunState, before: LeaseRecord, node: str, expires_unix: float, drawn_by: DrawnBy) -> Lease:
-    """A lease of this node for the part that `left_for` found. The caller holds `lease_lock`.
+def continued(
+    state: RunState, before: LeaseRecord, node: str, expires_unix: float, drawn_by: DrawnBy, count: int | None = None
+) -> Lease:
+    """A lease of this node for the part that `left_for` found; of what a sized lease left, for the first `count` groups.
 
-    One write makes it: from then on the lease before it, which it names, is free no more, whatever is marked afterwards.
+    The caller holds `lease_lock`. One write makes it: from then on the lease before it, which it names, is free no more, whatever is marked later.
     """
     assert before.part is not None
+    is_unbegun = before.status == "unbegun"
+    part, more = halves(
+        before.part.model_copy(update={"left": 0}), (count if is_unbegun else None) or len(before.part.groups)
+    )
     record = state.leases.issue_part(
-        before.part.model_copy(update={"left": 0}),
+        part,
         node=node,
         step=before.lease.step,
         given_unix=state.clock(),
         expires_unix=expires_unix,
         drawn_by=drawn_by,
         follows=before.lease.lease,
+        sized=is_unbegun,
+        more=more,
     )
-    state.leases.put(before.model_copy(update={"status": "passed"}))
+    if not is_unbegun:
+        state.leases.put(before.model_copy(update={"status": "passed"}))
     return record.lease
 
 
@@ -142,6 +177,12 @@ def free_parts(records: Collection[LeaseRecord], step: int, now_unix: float) -> 
     ]
 
 
+def without_file(record: LeaseRecord) -> LeaseRecord:
+    """A lease whose file was not accepted: another node has the next try, even where it is sized and of its node's own draw."""
+    changes = {"status": "abandoned", "sha256": None, "size": None, "sized": record.sized and not is_own(record)}
+    return record.model_copy(update=changes)
+
+
 def free_again(state: RunState, lease: str) -> None:
     """After a verdict other than accept the groups of this lease's file are free for another node to draw, while their step is open."""
     with state.lease_lock:
@@ -149,4 +190,4 @@ def free_again(state: RunState, lease: str) -> None:
         if record is None or record.part is None or record.status != "submitted":
             return
         if not closed(state, known(state, record.lease.step)):
-            state.leases.put(record.model_copy(update={"status": "abandoned", "sha256": None, "size": None}))
+            state.leases.put(without_file(record))

@@ -26,8 +26,8 @@ class LeaseRecord(Contract):
 
     lease: Lease
     groups: int
-    status: Literal["open", "submitted", "abandoned", "returned", "passed"] = "open"
-    """`passed`: another lease is for the same part now."""
+    status: Literal["open", "submitted", "abandoned", "returned", "passed", "unbegun"] = "open"
+    """`passed`: another lease is for the same part now. `unbegun`: what a sized lease left; no lease, and never written."""
     sha256: Sha256Hex | None = Field(
         default=None, description="of the one file that this lease may hand in, once named"
     )
@@ -41,7 +41,19 @@ class LeaseRecord(Contract):
         default=None, exclude_if=unset, description="that it is for, or that its file has; None: all of its number"
     )
     follows: LeaseId | None = Field(
-        default=None, exclude_if=unset, description="lease for the same part that ended without an accepted file"
+        default=None,
+        exclude_if=unset,
+        description="lease for the same part that ended without an accepted file; or the name of what a sized lease left (`parts.more_of`)",
+    )
+    sized: bool = Field(
+        default=False,
+        exclude_if=lambda sized: not sized,
+        description="it was given for as many groups as its node is fast (`sizing`)",
+    )
+    more: LeasePart | None = Field(
+        default=None,
+        exclude_if=unset,
+        description="groups of the same draw that a sized lease left; a lease that follows it has them",
     )
 
 

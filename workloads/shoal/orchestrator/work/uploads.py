@@ -1,9 +1,9 @@
 """Uploads: from a lease to a file in the validators' queue.
 
-In: `UploadRequest` (gets a grant for one staging key) and `SubmissionNotice` (the file is uploaded). The file is promoted to its final name first
-and hashed there, because a staging object may change until its grant expires. It is noted under `waiting/`.
+In: `UploadRequest` (gets a grant for one staging key) and `SubmissionNotice` (the file is uploaded). The file is noted under `waiting/`,
+promoted to its final name and hashed there, because a staging object may change until its grant expires.
 Then the store binds the lease to it, then the submission record is created, then the job is queued, then staging is cleared. After a crash at any
-point the repeated notice, one with another file of that lease, or `recovery`, finishes the rest; nothing is queued twice.
+point the repeated notice, one with another file of that lease, or `recovery`, finishes the rest; nothing is queued twice. What is refused is deleted.
 """
 
 import math
@@ -17,13 +17,14 @@ from shoal.contracts.protocol import SubmissionNotice, SubmissionReceipt, Upload
 from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import Signed
 from shoal.contracts.verdicts import Outcome, Verdict
+from shoal.orchestrator.doubts import FileInDoubt
 from shoal.orchestrator.run_state import RunState
 from shoal.orchestrator.verdicts.queue import Job
 from shoal.orchestrator.work import parts
 from shoal.orchestrator.work.leases import is_open, other_file, upload_seconds
 from shoal.orchestrator.work.open_work import closed, known
 from shoal.orchestrator.work.records import LeaseRecord, SubmissionRecord
-from shoal.storage import NotFound
+from shoal.storage import NotFound, find
 from shoal.storage.grants import make_grant
 from shoal.telemetry import get_logger
 
@@ -84,13 +85,17 @@ def grant_upload(state: RunState, request: UploadRequest) -> UploadGrant:
 
 def _take_from_quota(state: RunState, node: str, now_unix: float) -> None:
     """Count a file of this node in this hour; raises `Refusal`. A repeated request for the same file is not counted again."""
+    if _count_file(state, node, now_unix) > FILES_AN_HOUR:
+        raise _too_many(ProblemCode.QUOTA_USED, now_unix)
+
+
+def _count_file(state: RunState, node: str, now_unix: float) -> int:
+    """How many files this node had in this hour, with this one. One that is refused after its upload counts twice: it cost deletions too."""
     key = _quota_key(state, node, now_unix)
     with state.redis.pipeline() as pipe:
         pipe.incr(key)
         pipe.expire(key, 2 * HOUR_SECONDS)
-        count = int(pipe.execute()[0])
-    if count > FILES_AN_HOUR:
-        raise _too_many(ProblemCode.QUOTA_USED, now_unix)
+        return int(pipe.execute()[0])
 
 
 def require_quota(state: RunState, node: str, open_leases: int, now_unix: float) -> None:
@@ -125,7 +130,8 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
     if record is not None:
         if record.lease != notice.lease:
             raise _submitted_before(record.lease)
-        return _finish(state, record, lease)
+        with state.doubts.about(FileInDoubt(record.step, record.node, record.sha256)):
+            return finish(state, record, lease)
     part, rest = parts.split(state, lease, notice.part)
     groups = lease.groups if rest is None or part is None else len(part.groups)
     if notice.groups != groups:
@@ -141,7 +147,6 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
         state.leases.put(lease.model_copy(update={"status": "submitted"}))
         state.store.delete(keys.staging(notice.node, notice.lease))
         return SubmissionReceipt(lease=notice.lease, sha256=notice.sha256, status="expired")
-    _promote(state, notice)
     record = SubmissionRecord(
         run=state.config.run,
         node=notice.node,
@@ -158,31 +163,77 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
         rest=rest,
         keeps_rest=notice.part is not None and notice.part.keep,
     )
-    with state.lease_lock:
-        # Hashing takes a while: a lease that was handed back meanwhile is free for another file, and hands in one only. Redis may have lost it.
-        lease = state.leases.get(notice.lease) or lease
-        if lease.status in ("returned", "passed") or lease.sha256 not in (None, notice.sha256):
-            raise Refusal(ProblemCode.LEASE_OVER, f"lease {notice.lease} was given back before its file was confirmed")
-        state.store.create(keys.waiting(record.step, record.node, record.sha256), record.to_json())
-        record = _the_one_file(state, record)
-        created = state.store.create(keys.submission(record.node, record.sha256), record.to_json())
-        lease = _with_file(lease, record)
-        state.leases.put(lease)
+    _require_uploaded(state, notice)
+    with state.doubts.about(FileInDoubt(record.step, record.node, record.sha256)):
+        return _take_in(state, notice, record, lease)
+
+
+def _take_in(
+    state: RunState, notice: SubmissionNotice, record: SubmissionRecord, lease: LeaseRecord
+) -> SubmissionReceipt:
+    """Note, promote, bind and queue the uploaded file; raises `Refusal`."""
+    # Noted before the bytes: what a crash leaves half done is found by it. A note that is there is written anew: a look at old ones must not
+    # take it for forgotten.
+    note = keys.waiting(record.step, record.node, record.sha256)
+    state.store.put(note, record.to_json())
+    try:
+        _promote(state, notice)
+        with state.lock_of_node(notice.node):
+            if not state.store.exists(keys.upload(notice.node, notice.sha256)):
+                raise _nothing_uploaded()  # another lease brought it and was refused
+            state.store.create(note, record.to_json())  # which that lease took along, if it is of the same step
+            record, lease, created = _bind(state, notice, record, lease)
+    except Refusal:
+        let_go(state, notice.node, notice.sha256, note)
+        _count_file(state, notice.node, state.clock())
+        raise
     if record.sha256 != notice.sha256:
-        state.store.delete(keys.waiting(record.step, notice.node, notice.sha256))
         if find_record(state, record.node, record.sha256) == record:
-            _finish(state, record, lease)  # whoever bound the lease may have stopped there
+            finish(state, record, lease)  # whoever bound the lease may have stopped there
+        let_go(state, notice.node, notice.sha256, note)
+        _count_file(state, notice.node, state.clock())
         raise other_file(record.lease, record.sha256)
     if not created:
         return submit(state, notice)  # another thread was first: its record decides
     get_logger().info(
         "submission received", node=notice.node, step=record.step, submission=record.submission, bytes=record.size
     )
-    return _finish(state, record, lease)
+    return finish(state, record, lease)
+
+
+def _bind(
+    state: RunState, notice: SubmissionNotice, record: SubmissionRecord, lease: LeaseRecord
+) -> tuple[SubmissionRecord, LeaseRecord, bool]:
+    """Give the lease its one file and create the record: the file, the lease with it, and whether the record is new; raises `Refusal`."""
+    with state.lease_lock:
+        # Hashing takes a while: a lease that was handed back meanwhile is free for another file, and hands in one only. Redis may have lost it.
+        lease = state.leases.get(notice.lease) or lease
+        if lease.status in ("returned", "passed") or lease.sha256 not in (None, notice.sha256):
+            raise Refusal(ProblemCode.LEASE_OVER, f"lease {notice.lease} was given back before its file was confirmed")
+        record = _the_one_file(state, record)
+        created = state.store.create(keys.submission(record.node, record.sha256), record.to_json())
+        lease = _with_file(lease, record)
+        state.leases.put(lease)
+        return record, lease, created
 
 
 def _submitted_before(lease: str) -> Refusal:
     return Refusal(ProblemCode.SUBMITTED_BEFORE, f"the same bytes were submitted for lease {lease}: make new rollouts")
+
+
+def _nothing_uploaded() -> Refusal:
+    return Refusal(ProblemCode.NOTHING_UPLOADED, "post the file to the grant's URL before confirming")
+
+
+def let_go(state: RunState, node: str, sha256: str, note: str) -> None:
+    """A refused file leaves no note and no bytes, unless the node brought the same bytes for another lease: it could fill the store with them.
+
+    Other nodes wait for none of it: keys of files name their node, so the node's own lock is enough.
+    """
+    with state.lock_of_node(node):
+        if find_record(state, node, sha256) is None:
+            state.store.delete(keys.upload(node, sha256))
+            state.store.delete(note)
 
 
 def _the_one_file(state: RunState, record: SubmissionRecord) -> SubmissionRecord:
@@ -194,21 +245,15 @@ def _the_one_file(state: RunState, record: SubmissionRecord) -> SubmissionRecord
 
 
 def find_record(state: RunState, node: str, sha256: str) -> SubmissionRecord | None:
-    try:
-        return SubmissionRecord.from_json(state.store.get(keys.submission(node, sha256)))
-    except NotFound:
-        return None
+    return find(state.store, keys.submission(node, sha256), SubmissionRecord.from_json)
 
 
 def find_verdict(state: RunState, node: str, sha256: str) -> Signed[Verdict] | None:
     """The recorded verdict on a file, if there is one."""
-    try:
-        return Signed[Verdict].from_json(state.store.get(keys.verdict(node, sha256)))
-    except NotFound:
-        return None
+    return find(state.store, keys.verdict(node, sha256), Signed[Verdict].from_json)
 
 
-def _finish(state: RunState, record: SubmissionRecord, lease: LeaseRecord) -> SubmissionReceipt:
+def finish(state: RunState, record: SubmissionRecord, lease: LeaseRecord) -> SubmissionReceipt:
     """The actions after the record: queue the file unless it has its verdict, close the lease, clear staging. Idempotent."""
     verdict = find_verdict(state, record.node, record.sha256)
     if verdict is None:
@@ -231,20 +276,26 @@ def _with_file(lease: LeaseRecord, record: SubmissionRecord) -> LeaseRecord:
     return lease.model_copy(update={"status": "submitted", **file})
 
 
-def _promote(state: RunState, notice: SubmissionNotice) -> None:
-    """Give the staged bytes their final name if they match the announcement; raises `Refusal`."""
-    target, staged = keys.upload(notice.node, notice.sha256), keys.staging(notice.node, notice.lease)
+def _require_uploaded(state: RunState, notice: SubmissionNotice) -> None:
+    """Raises `Refusal` where there is nothing to promote, at the cost of two looks: nothing was written for it, and nobody waits."""
+    staged = keys.staging(notice.node, notice.lease)
     size = state.store.size(staged)
+    if size is None and not state.store.exists(keys.upload(notice.node, notice.sha256)):
+        raise _nothing_uploaded()
     if size is not None and size != notice.size:
         state.store.delete(staged)
         raise Refusal(ProblemCode.WRONG_SIZE, f"the uploaded file has {size} bytes, announced were {notice.size}")
+
+
+def _promote(state: RunState, notice: SubmissionNotice) -> None:
+    """Give the staged bytes their final name if they match the announcement; raises `Refusal`."""
+    target, staged = keys.upload(notice.node, notice.sha256), keys.staging(notice.node, notice.lease)
     try:
         state.store.copy_if_absent(staged, target)
         found = state.store.sha256(target)
     except NotFound as error:
-        raise Refusal(ProblemCode.NOTHING_UPLOADED, "post the file to the grant's URL before confirming") from error
-    if found != (notice.sha256, notice.size):
-        state.store.delete(target)
+        raise _nothing_uploaded() from error
+    if found != (notice.sha256, notice.size):  # `let_go` deletes the target
         state.store.delete(staged)
         raise Refusal(
             ProblemCode.WRONG_DIGEST,

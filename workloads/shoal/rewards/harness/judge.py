@@ -4,15 +4,13 @@ In: the terms of a task as `environments.harness_import` wrote them, and a compl
 there is none: a pattern that does not end, a function that raised. One judge a process (`shared_harness_judge`). Called by `environments.harness`.
 """
 
-import atexit
-import os
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from shoal.rewards.harness.scoring import FUNCTION, fault
 from shoal.rewards.judging import QUESTION_SECONDS, Judges, JudgeWorker, NoReply
+from shoal.rewards.per_process import OnePerProcess
 
 WORKER = JudgeWorker("shoal.rewards.harness.worker", "a harness worker", "is lm_eval installed?")
 
@@ -54,16 +52,9 @@ def _function_in(terms: Mapping[str, Any]) -> str | None:
     return next(iter([*filter(None, map(terms.get, ("process_results", "metric_function"))), *functions]), None)
 
 
-_shared: tuple[int, HarnessJudge] | None = None
-_shared_lock = threading.Lock()
+_shared = OnePerProcess(HarnessJudge)
 
 
 def shared_harness_judge() -> HarnessJudge:
     """The judge of this process, made at first use."""
-    global _shared
-    with _shared_lock:
-        if _shared is None or _shared[0] != os.getpid():  # after a fork the parent's workers are the parent's
-            judge = HarnessJudge()
-            atexit.register(judge.close)
-            _shared = (os.getpid(), judge)
-        return _shared[1]
+    return _shared.get()

@@ -4,13 +4,11 @@ In: two answers as text, from any thread. Out: a `MathVerdict`, or `Undecided` w
 nobody's zero. One judge a process (`shared_judge`). Called by `environments.math`.
 """
 
-import atexit
-import os
-import threading
 from dataclasses import dataclass
 
 from shoal.rewards.judging import QUESTION_SECONDS, JudgeWorker, NoReply, judges_here
 from shoal.rewards.math.compare import Decided, compare
+from shoal.rewards.per_process import OnePerProcess
 
 WORKER = JudgeWorker("shoal.rewards.math.worker", "a math worker", "is math-verify installed?")
 """An honest pair takes it 5 to 300 ms."""
@@ -54,16 +52,9 @@ class MathJudge:
         self.judges.close()
 
 
-_shared: tuple[int, MathJudge] | None = None
-_shared_lock = threading.Lock()
+_shared = OnePerProcess(MathJudge)
 
 
 def shared_judge() -> MathJudge:
     """The judge of this process, made at first use."""
-    global _shared
-    with _shared_lock:
-        if _shared is None or _shared[0] != os.getpid():  # after a fork the parent's workers are the parent's
-            judge = MathJudge()
-            atexit.register(judge.close)
-            _shared = (os.getpid(), judge)
-        return _shared[1]
+    return _shared.get()

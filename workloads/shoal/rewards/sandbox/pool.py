@@ -7,7 +7,6 @@ In a cluster a validator's programs run in runner pods (`use_runners`, `remote`)
 both have in common.
 """
 
-import atexit
 import os
 import shutil
 import tempfile
@@ -22,6 +21,7 @@ from prometheus_client import Gauge
 
 from shoal import telemetry
 from shoal.rewards.parent import line
+from shoal.rewards.per_process import OnePerProcess
 from shoal.rewards.sandbox.asked import AskedPool
 from shoal.rewards.sandbox.isolation import FIRST_UID, Isolation, SandboxPlace, choose, copy_guest
 from shoal.rewards.sandbox.process import START_SECONDS, Box
@@ -178,8 +178,6 @@ def open_pool(slots: int | None = None) -> SandboxPool:
     return pool
 
 
-_shared: tuple[int, ProgramPool] | None = None
-_shared_lock = threading.Lock()
 _runners: tuple[str, ...] = ()
 
 
@@ -188,22 +186,16 @@ def use_runners(urls: Sequence[str]) -> None:
 
     Called once at start, with what the configuration says.
     """
-    global _runners, _shared
-    with _shared_lock:
-        _runners, _shared = tuple(urls), None
+    global _runners
+    _runners = tuple(urls)
+    _shared.forget()
 
 
 def shared_pool() -> ProgramPool:
     """The pool of this process, made at first use; in a sandbox, the parent's. NoIsolation when programs are judged here, and this machine cannot."""
-    global _shared
     if (parent := line()) is not None:
         return AskedPool(parent)
-    with _shared_lock:
-        if _shared is None or _shared[0] != os.getpid():  # after a fork the parent's pool is the parent's
-            pool: ProgramPool = _runner_pool() if _runners else open_pool()
-            atexit.register(pool.close)
-            _shared = (os.getpid(), pool)
-        return _shared[1]
+    return _shared.get()
 
 
 def _runner_pool() -> ProgramPool:
@@ -212,3 +204,6 @@ def _runner_pool() -> ProgramPool:
     ISOLATION.labels("runner").set(1)
     telemetry.get_logger().info("judging programs in runner pods", runners=list(_runners))
     return RunnerPool(_runners)
+
+
+_shared: OnePerProcess[ProgramPool] = OnePerProcess(lambda: _runner_pool() if _runners else open_pool())

@@ -18,6 +18,7 @@ from shoal.retries import Backoff, retrying
 from shoal.rewards.sandbox.documents import outcome_of, request_of
 from shoal.rewards.sandbox.process import MOST_WALLS, START_SECONDS
 from shoal.rewards.sandbox.program import Outcome, Program, SandboxFailed
+from shoal.transport.authorities import well_known
 
 SLOTS_OF_A_RUNNER = 4
 """Programs that are sent to one runner at once; one that has fewer slots lets some wait."""
@@ -44,7 +45,7 @@ class RunnerPool:
         self.slots = SLOTS_OF_A_RUNNER * len(self._urls)
         # A name may stand for a pod that was replaced since: connections are not kept for long.
         limits = httpx.Limits(max_connections=None, keepalive_expiry=5.0)
-        self._http = httpx.Client(trust_env=False, limits=limits)
+        self._http = httpx.Client(verify=well_known(), trust_env=False, limits=limits)
 
     def run(self, program: Program) -> Outcome:
         """Run one program to its end on some runner. SandboxFailed when none could, which says nothing about the program."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from shoal.contracts.proof_profile import ProofProfile
-from shoal.contracts.recipe import ProofThresholds
 from shoal.contracts.rollouts import Rollout, sampled_stretches
+from shoal.contracts.thresholds import ProofThresholds
 from shoal.proofs.reduction import points
 from shoal.toploc import codec
 from shoal.toploc.codec import MalformedProofError, ProofErrors, Proofs

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.contracts.recipe import DrawnGaps
 from shoal.contracts.rollouts import Rollout
+from shoal.contracts.thresholds import DrawnGaps
 from shoal.sampling.tails import at_least
 from shoal.validation.facts import File, Finding, reject
 from shoal.validation.prefill import Prefill

@@ -51,13 +51,15 @@ def run_again(
     """Run the calls of every row with turns again: the rows that are not scored, and what no machine could have answered.
 
     A row is not scored where its answers differ, or where the environment cannot answer it. Nor is one with calls once the file's programs have had
-    their time; a row without calls needs nothing of that.
+    their time; a row without calls needs nothing of that. Rows whose score cannot be made again have answers that cannot be either.
     """
     if not isinstance(facts.tools, Turns):
         return frozenset(), None
     unscored: dict[int, str] = {}
     late: set[int] = set()
     for number, row in enumerate(file.rows):
+        if facts.is_claimed(row):
+            continue
         if programs.over:
             if facts.tools.calls(row.completion_tokens, row.completion_mask):
                 late.add(number)
