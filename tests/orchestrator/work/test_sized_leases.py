@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -15,12 +16,13 @@ from shoal.contracts.recipe import Recipe
 from shoal.contracts.settings import Rollouts
 from shoal.contracts.validation import Validation
 from shoal.contracts.verdicts import RowReward
-from shoal.contracts.work import TOGETHER, LeasePart
+from shoal.contracts.work import TOGETHER, LeasePart, draw
 from shoal.orchestrator.work import handout, sizing, uploads
-from shoal.orchestrator.work.beacons import drawn_prompts
+from shoal.orchestrator.work.beacons import beacon_of, drawn_prompts
 from shoal.orchestrator.work.lease_returns import take_back
 from shoal.orchestrator.work.leases import LeaseBook
 from shoal.orchestrator.work.load import accepted_groups, loads
+from shoal.orchestrator.work.open_work import known
 from shoal.orchestrator.work.records import LeaseRecord
 
 GROUPS, SIZE, TOKENS = 48, 4, 100
@@ -354,14 +356,25 @@ def test_a_node_that_says_it_is_fast_or_slow_changes_nothing(run: Orchestrator) 
 
 
 def test_a_group_that_asks_for_more_takes_more_of_a_lease(tmp_path: Path, redis_server: Redis) -> None:
+    """Whatever a node draws: its groups have half as many tokens again as they ask for."""
     run = orchestrator(tmp_path, redis_server, length_reward=LengthReward(targets=[8, 40]))
     node = run.join()
     for _ in range(6):
-        work(run, node, seconds=60)
-    known = sizing._known(run.state)
-    assert set(known) == {"/8", "/40"}
-    assert known["/40"] > 2 * known["/8"], "files tell sums only: kinds begin at what they ask for"
-    assert sum(known.values()) / 2 == pytest.approx(TOKENS, rel=0.2)
+        lease = asked(run, node)
+        step = known(run.state, lease.step)
+        assert step is not None
+        drawn = draw(
+            step,
+            beacon=beacon_of(run.state, step),
+            run=run.state.config.run,
+            node=node,
+            submission=lease.submission,
+            part=lease.part,
+        )
+        run.clock.now += 60
+        hand_in(run, lease)
+        judge(run, tokens=1.5 * SIZE * fmean(group.target_length or 0 for group in drawn))
+    assert sizing._known(run.state) == pytest.approx({"/8": 1.5 * 8 * SIZE, "/40": 1.5 * 40 * SIZE}, rel=0.02)
 
 
 def test_a_node_with_two_leases_is_refused_a_third_of_any_size(run: Orchestrator) -> None:
