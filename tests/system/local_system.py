@@ -234,7 +234,8 @@ class LocalSystem:
             time.sleep(0.05)
         with self._lock:
             pods = [(pod.name, pod.phase, pod.ready, pod.restarts, pod.message) for pod in self.local.pods()]
-        return pytest.fail(f"not within {seconds:.0f} s: {what}\n{self.progress()}\n" + "\n".join(map(str, pods)))
+        told = "\n".join([*map(str, pods), str(self.progress()), f"not within {seconds:.0f} s: {what}"])
+        return pytest.fail(told)  # what was waited for comes last: where a log is cut in the middle, it is there
 
     def advance(self, versions: int = 2) -> int:
         """Wait until so many more versions are announced: the run goes on. Returns the newest."""
