@@ -78,7 +78,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 LAST = ("tests/operator/cluster/", "tests/system/")
-"""Whole systems that stay up to the end of the session, once they are started: they come last. tools/test.sh runs the two side by side."""
+"""Whole systems that stay up to the end of the session, once they are started: they come last. tools/test.sh runs the two one after the other."""
 
 
 FIRST = [

@@ -84,20 +84,12 @@ run_tests() { # $1: name of the report, the others: for pytest
     .venv/bin/python -m pytest --junitxml=".cache/$report.xml" --durations=15 --durations-min=1 -p no:cacheprovider "$@"
 }
 
-# The operator's cluster mostly waits, for timers: two processes share its files, and use what CPU the whole runs leave.
-run_systems() {
-    local other status=0
-    run_tests junit-cluster -n 2 --dist loadfile --no-loadscope-reorder tests/operator/cluster "$@" > >(sed -u 's/^/cluster: /') 2>&1 &
-    other=$!
-    run_tests junit-systems tests/system "$@" || status=1
-    wait "$other" || status=1
-    return "$status"
-}
-
 if [[ -n $whole ]]; then
     # A test keeps one core busy, or waits: three folders at a time for two cores. Whole systems come last (LAST in tests/conftest.py).
     check "tests" run_tests junit -n 3 --dist loadscope --no-loadscope-reorder --ignore=tests/operator/cluster --ignore=tests/system "$@"
-    check "tests of whole systems" run_systems "$@"
+    # The operator's cluster mostly waits, for timers: two processes share its files.
+    check "tests of the operator's cluster" run_tests junit-cluster -n 2 --dist loadfile --no-loadscope-reorder tests/operator/cluster "$@"
+    check "tests of whole systems" run_tests junit-systems tests/system "$@"
 else
     check "tests" run_tests junit "$@"
 fi
