@@ -72,8 +72,11 @@ else
     [[ -n $whole && $(uname -s) == Linux && $(id -u) == 0 ]] && programs+=(pause coredns)
     for program in "${programs[@]}"; do tools/build.sh "$program" || exit; done >/dev/null &
     building=$!
+    .venv/bin/python -m tools.bytecode &>.cache/bytecode.log &
+    compiling=$!
     static_checks
     echo "== tools"
+    wait "$compiling" || echo "   not all bytecode is written (.cache/bytecode.log): tests pass without, and take longer"
     wait "$building" || echo "   MinIO, versitygw, Helm or a program of Kubernetes is not built: their tests cannot run"
 fi
 
