@@ -1,12 +1,11 @@
 """What a GitOps controller finds: a manifest that was applied does not differ from its object, whatever defaults and the operator add to it.
 
 Argo CD with `ServerSideDiff=true` and Flux ask the API server by a dry run, as `kubectl diff --server-side` does here. Argo CD's own comparison takes
-a manifest's list for the whole list: `whole_lists` is that rule.
+a list of a manifest for the whole list: it would miss the defaults in items of `inferencePools` for ever. So docs/operator.md asks for that option.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -32,25 +31,14 @@ def room(kube: Kube) -> Iterator[str]:
     kube.delete("Namespace", name)
 
 
-def whole_lists(written: Any, live: Any, path: str = "") -> list[str]:
-    """Where the live object lacks what is written, if a list is equal only to an equal list."""
-    if isinstance(written, dict) and isinstance(live, dict):
-        return [each for key, value in written.items() for each in whole_lists(value, live.get(key), f"{path}.{key}")]
-    return [] if written == live else [f"{path}: {written!r} is {live!r}"]
-
-
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT / "examples")))
-def test_an_applied_manifest_has_no_difference(path: Path, control_plane: ControlPlane, kube: Kube, room: str) -> None:
+def test_an_applied_manifest_has_no_difference(path: Path, control_plane: ControlPlane, room: str) -> None:
     control_plane.kubectl("apply", *CONTROLLER, "-n", room, "-f", str(path))
     assert control_plane.kubectl("diff", *CONTROLLER, "-n", room, "-f", str(path), check=False) == ""
-    for written in yaml.safe_load_all(path.read_text()):
-        live = kube.get(written["kind"], written["metadata"]["name"], room)
-        assert live is not None
-        assert whole_lists(written["spec"], live["spec"]) == []
     control_plane.kubectl("delete", "-n", room, "-f", str(path))
 
 
-def test_a_sync_of_a_run_at_work_writes_nothing_and_no_part_of_it_stands_in_the_repository(
+def test_a_second_sync_of_a_run_at_work_writes_nothing_and_its_parts_are_its_own(
     story: Story, operator: OperatorProcess, control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     manifest = tmp_path / "run.yaml"
