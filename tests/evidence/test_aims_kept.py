@@ -2,11 +2,14 @@
 
 import json
 import operator
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.agents.adversaries import CASES, HONEST
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 AT_MOST, AT_LEAST = operator.le, operator.ge
@@ -29,6 +32,30 @@ AIMS: dict[str, dict[str, tuple[Callable[[float, float], bool], float]]] = {
     "trust": {
         "verify_to_generate_compute": (AT_LEAST, 25),
     },
+    "agents": {
+        "reasoning_gym_generators": (AT_LEAST, 95),
+        "verifiers_environments_unchanged": (AT_LEAST, 10),
+        "agent_adversaries_total": (AT_LEAST, 20),
+        "tool_reward_rise": (AT_LEAST, 0.3),
+        "episodes_per_second_ratio": (AT_LEAST, 1.0),
+        "malformed_cases": (AT_LEAST, 200),
+        "malformed_cases_without_line": (AT_MOST, 0),
+    },
+    "citizen": {
+        "kueue_runs": (AT_LEAST, 20),
+        "kueue_nodes": (AT_LEAST, 100),
+        "gpu_seconds_outside_quota": (AT_MOST, 0),
+        "preempted_runs": (AT_LEAST, 1),
+        "s3_servers": (AT_LEAST, 2),
+        "identity_modes": (AT_LEAST, 3),
+    },
+    "objectives": {
+        "objectives": (AT_LEAST, 11),
+        "gspo_cost": (AT_MOST, 1.10),
+        "moe_models": (AT_LEAST, 3),
+        "model_types_trained": (AT_LEAST, 12),
+        "moe_time_ratio_to_trl": (AT_LEAST, 2.0),
+    },
 }
 
 
@@ -42,6 +69,29 @@ def results(name: str) -> Any:
 )
 def test_what_was_reached_is_kept(name: str, key: str, holds: Callable[[float, float], bool], aim: float) -> None:
     assert holds(results(name)[key], aim)
+
+
+def test_every_preempted_run_resumed() -> None:
+    citizen = results("citizen")
+    assert citizen["preempted_runs_resumed"] == citizen["preempted_runs"]
+
+
+def test_an_engine_of_two_pods_has_the_tokens_of_one_in_every_row() -> None:
+    """`tests/inference/test_engine_hosts.py` counts them again."""
+    assert set(results("citizen")["multi_host_engine"]) == {"ranks", "stages"}
+
+
+def test_the_adversaries_of_agents_are_those_that_are_tested_now() -> None:
+    agents = results("agents")
+    listed = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", CASES],
+        cwd=BENCHMARKS.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    cases = [line for line in listed.stdout.splitlines() if line.startswith(CASES) and HONEST not in line]
+    assert agents["agent_adversaries_total"] == agents["agent_adversaries_rejected"] == len(cases)
 
 
 def test_rehearsals_are_of_committed_plans_and_add_up() -> None:

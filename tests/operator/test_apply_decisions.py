@@ -201,3 +201,21 @@ def test_what_others_wrote_into_a_status_is_taken_out_at_any_depth_and_nothing_e
         "trainer": {"lie": None},
         "proofs": {"lie": None},
     }
+
+
+@pytest.mark.parametrize(
+    "added",
+    [
+        [{"type": "Ready", "status": "True"}, {"type": "Blessed", "status": "True"}],
+        [{"type": "Ready", "status": "True", "by": "somebody"}],
+    ],
+    ids=["an item", "a field of an item"],
+)
+def test_a_list_of_a_status_into_which_others_wrote_is_written_whole(added: list[dict[str, str]]) -> None:
+    ours = {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}
+    assert removal_of_strangers({**ours, "conditions": added}, ours) == {"conditions": ours["conditions"]}
+
+
+def test_the_order_of_a_list_is_left_to_the_api_server() -> None:
+    first, second = {"type": "Ready", "status": "True"}, {"type": "Fits", "status": "True"}
+    assert removal_of_strangers({"conditions": [first, second]}, {"conditions": [second, first]}) == {}

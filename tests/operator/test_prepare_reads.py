@@ -42,6 +42,32 @@ def test_a_volume_of_the_admins_is_mounted_into_prepare_to_be_read_and_into_noth
     assert not [found for found in others if "benchmarks" in str(found)]
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"image": {"reference": "registry.example.org/models/qwen3:0.6b", "pullPolicy": "IfNotPresent"}},
+        {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
+    ],
+    ids=["an OCI image", "a claim"],
+)
+def test_prepare_reads_a_base_model_from_a_cache_of_its_node(cluster: MemoryCluster, source: dict[str, Any]) -> None:
+    """No worker has it: prepare puts the model into the store. The kubelet keeps an image's files for all pods of its node."""
+    mount = {"name": "models", "mountPath": "/models", "readOnly": True}
+    template = {
+        "volumes": [{"name": "models", **source}],
+        "containers": [{"name": "prepare", "volumeMounts": [mount]}],
+    }
+    put(cluster, model={"path": "/models/qwen3"}, prepare={"podTemplate": template})
+    pod = prepare_pod(cluster)
+    assert {"name": "models", **source} in pod["volumes"]
+    assert mount in next(each for each in pod["containers"] if each["name"] == "prepare")["volumeMounts"]
+    cluster.job_ends("sums-prepare", "Complete")
+    cluster.settle()
+    others = [each for kind in ("StatefulSet", "Deployment") for each in cluster.objects.find(kind)]
+    assert len(others) >= 4
+    assert not [each for each in others if "/models" in str(each)]
+
+
 def test_the_run_that_filters_tasks_reads_the_same_volume(cluster: MemoryCluster) -> None:
     put(cluster, dataClaim="benchmarks", tasks={"environment": "arithmetic", "offlineFilter": {}})
     cluster.settle()

@@ -18,7 +18,7 @@ from places import READER, S3, S3_KINDS, Azure, Azuring, Folder, Google, Googlin
 from oidc import AUDIENCE, Issuer
 from servers import ROOT, Loopback, S3Server, azurite, minio, versitygw, wait_until
 from shoal.storage import Store, open_store
-from shoal.storage.entra import EntraIdentity
+from shoal.storage.entra import entra_identity
 from shoal.storage.identity import IdentityRefused, TokenServiceAway, WebIdentity
 
 sys.path.insert(0, str(ROOT / "tests" / "broadcast"))
@@ -100,7 +100,7 @@ def googling(loopback: Loopback) -> Iterator[Googling]:
 
 def make_container(azuring: Azuring) -> None:
     """One request as the workload: no client of Azure's is needed for it."""
-    identity = EntraIdentity(azuring.workload(), azuring.server.folder / "token")
+    identity = entra_identity(azuring.workload(), azuring.server.folder / "token")
     headers = {"Authorization": f"Bearer {identity.keys().token}", "x-ms-version": "2023-11-03"}
     url = f"{azuring.server.endpoint}/{azuring.server.container}?restype=container"
     with httpx.Client(

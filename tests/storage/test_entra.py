@@ -10,7 +10,7 @@ from places import Azure, Azuring
 from samples import LEASE, NODE, RUN
 from shoal.contracts import keys
 from shoal.storage import StoreUnavailable, open_store
-from shoal.storage.entra import EntraIdentity, entra_of
+from shoal.storage.entra import entra_identity, entra_of
 from shoal.storage.grants import check_folder_grant, make_grant
 from shoal.storage.identity import TokenServiceAway
 from shoal.storage.store import open_container
@@ -24,7 +24,7 @@ def test_tokens_are_asked_for_once_and_anew_when_two_thirds_of_their_life_are_ov
     azure: Azure, azuring: Azuring
 ) -> None:
     now = time.time()
-    identity = EntraIdentity(azuring.workload(), azure.token_file, lambda: now)
+    identity = entra_identity(azuring.workload(), azure.token_file, lambda: now)
     first, before = identity.keys(), azuring.entra.exchanges
     assert first.expires_unix == now + 3600
     now += 2300
@@ -36,7 +36,7 @@ def test_tokens_are_asked_for_once_and_anew_when_two_thirds_of_their_life_are_ov
 
 def test_a_store_that_asks_with_a_renewed_token_goes_on(azure: Azure, azuring: Azuring) -> None:
     now = time.time()
-    identity = EntraIdentity(azuring.workload(), azure.token_file, lambda: now)
+    identity = entra_identity(azuring.workload(), azure.token_file, lambda: now)
     store = open_container(azure.spec, azure.prefix, identity)
     store.put("first", b"1")
     azuring.issuer.write(azure.token_file, audience=EXCHANGE)
@@ -75,7 +75,7 @@ def test_what_is_missing_or_refused_is_said_at_once_and_without_the_token(
 def test_a_token_that_a_kubelet_renews_soon_is_asked_again(azure: Azure, azuring: Azuring) -> None:
     azuring.issuer.write(azure.token_file, audience=EXCHANGE, seconds=-60)
     with pytest.raises(TokenServiceAway, match="AADSTS700024"):
-        EntraIdentity(azuring.workload(), azure.token_file).keys()
+        entra_identity(azuring.workload(), azure.token_file).keys()
 
 
 def test_the_store_refuses_a_token_of_another_audience(azure: Azure, azuring: Azuring) -> None:
@@ -83,7 +83,7 @@ def test_the_store_refuses_a_token_of_another_audience(azure: Azure, azuring: Az
 
     class Other:
         def keys(self) -> object:
-            held = EntraIdentity(azuring.workload(), azure.token_file).keys()
+            held = entra_identity(azuring.workload(), azure.token_file).keys()
             claims = {"iss": "https://sts.windows.net/x/", "aud": "https://vault.azure.net", "nbf": 0}
             return type(held)(azuring.issuer.signed(claims | {"exp": int(time.time()) + 60}), held.expires_unix)
 

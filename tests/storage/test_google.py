@@ -13,7 +13,7 @@ from servers import ROOT
 from shoal.contracts import keys
 from shoal.storage import StoreUnavailable, open_store
 from shoal.storage.bearer import Bearer
-from shoal.storage.google import GoogleIdentity, google_of
+from shoal.storage.google import google_identity, google_of
 from shoal.storage.grants import check_folder_grant, make_grant
 from shoal.storage.identity import TokenServiceAway
 from shoal.storage.store import open_gcs
@@ -24,7 +24,7 @@ EXPECTED = f"https:{PROVIDER}"
 
 def test_a_store_that_asks_with_a_renewed_token_goes_on(google: Google, googling: Googling) -> None:
     now, before = time.time(), googling.sts.exchanges
-    identity = GoogleIdentity(googling.workload(), google.token_file, lambda: now)
+    identity = google_identity(googling.workload(), google.token_file, lambda: now)
     store = open_gcs(google.spec, google.prefix, identity)
     store.put("first", b"1")
     assert googling.sts.exchanges == before + 1
@@ -63,16 +63,16 @@ def test_what_is_missing_or_refused_is_said_at_once_and_without_the_token(
 def test_a_token_that_a_kubelet_renews_soon_is_asked_again(google: Google, googling: Googling) -> None:
     googling.issuer.write(google.token_file, audience=EXPECTED, seconds=-60)
     with pytest.raises(TokenServiceAway, match="is stale"):
-        GoogleIdentity(googling.workload(), google.token_file).keys()
+        google_identity(googling.workload(), google.token_file).keys()
 
 
 def test_a_token_that_the_store_does_not_take_is_said_as_a_refusal(google: Google, googling: Googling) -> None:
-    class Other(GoogleIdentity):
+    class Other:
         def keys(self) -> Bearer:
             claims = {"aud": "https://compute.googleapis.com/", "exp": int(time.time()) + 60}
             return Bearer(googling.issuer.signed(claims), time.time() + 60)
 
-    store = open_gcs(google.spec, google.prefix, Other(googling.workload(), google.token_file), deadline_seconds=1)
+    store = open_gcs(google.spec, google.prefix, Other(), deadline_seconds=1)
     with pytest.raises(StoreUnavailable, match="refuses our credentials"):
         store.get("a")
 

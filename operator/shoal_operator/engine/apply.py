@@ -169,12 +169,16 @@ def contains(live: Any, wanted: Any) -> bool:
 def removal_of_strangers(live: Object, wanted: Mapping[str, Any]) -> Object:
     """A merge patch that takes out what somebody else wrote into `live`: None for each field that `wanted` lacks, in maps at any depth.
 
-    Empty if there is none. Server-side apply leaves such fields where they are, since another manager owns them. Items of lists are not looked at.
+    A list that has another item, or in an item another field, is written whole: a merge patch knows no items. Their order is not looked at.
+    Empty if there is none. Server-side apply leaves such fields and items where they are, since another manager owns them.
     """
     patch: Object = {}
     for key, value in live.items():
         if key not in wanted:
             patch[key] = None
+        elif isinstance(value, list):
+            if any(item not in wanted[key] for item in value):
+                patch[key] = wanted[key]
         elif (
             isinstance(value, dict)
             and isinstance(wanted[key], Mapping)

@@ -245,7 +245,7 @@ def run_status(findings: Findings, before: Mapping[str, Any]) -> dict[str, Any]:
             "lastFailed": attempt.last_failed,
         },
         "lastFailures": [
-            each.model_dump(mode="json", by_alias=True, exclude_defaults=True) for each in findings.last_failures
+            each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in findings.last_failures
         ],
         "components": component_counts(findings.parts),
     }

@@ -8,7 +8,7 @@ from cluster_story import Story
 from control_plane import ControlPlane, install, shipped_crds
 from fault_proxy import Asked, FaultProxy
 from kube_audit import AuditLog
-from kube_client import Kube
+from kube_client import Kube, Object
 from operator_process import OPERATOR_NAMESPACE, PATIENT, OperatorProcess, StartOperator
 from snapshot_cluster import wait_settled
 
@@ -213,6 +213,12 @@ INVENTED = {
         "bestScore": 1.0,
     }
 }
+BLESSED = {"type": "Blessed", "status": "True", "reason": "Lie", "message": "a lie"}
+ADDED: dict[str, list[Object]] = {
+    "conditions": [BLESSED | {"lastTransitionTime": "2026-01-01T00:00:00Z"}],
+    "components": [{"name": "nobody", "desired": 3, "ready": 3}],
+}
+"""Items of lists that nothing of ours has: who writes them owns them."""
 
 
 def told(value: Any) -> Any:
@@ -249,14 +255,11 @@ def test_what_was_written_into_each_status_while_it_was_down_is_believed_by_nobo
     true = {(kind, name): told(story.get(kind, name)["status"]) for kind in OWN for name in names[kind]}
     pods = {pod["metadata"]["uid"] for pod in kube.list("Pod", story.namespace)}
     for kind, name in true:
-        kube.merge(
-            kind,
-            name,
-            story.namespace,
-            {"status": lie("", true[kind, name]) | INVENTED.get(kind, {})},
-            sub="status",
-            manager="liar",
-        )
+        lies = lie("", true[kind, name]) | INVENTED.get(kind, {})
+        for field, items in ADDED.items():
+            if field in lies:
+                lies[field] += items
+        kube.merge(kind, name, story.namespace, {"status": lies}, sub="status", manager="liar")
         assert told(story.get(kind, name)["status"]) != true[kind, name]
     start_operator(name="second")
     for (kind, name), truth in true.items():

@@ -4,13 +4,14 @@
 minutes for each process that uses the store, whatever the run's size.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 import urllib3
 
-from shoal.storage.identity import IdentityRefused, TokenServiceAway, plain_reason, post_form
+from shoal.storage.identity import IdentityRefused, Renewing, TokenServiceAway, plain_reason, post_form
 from shoal.text import json_object
 
 PASSING = ("temporarily_unavailable", "server_error")
@@ -67,6 +68,21 @@ class TokenExchange:
         if status >= 500 or status == 429 or code in PASSING or any(each in reason for each in self.late):
             raise TokenServiceAway(f"{where} cannot give a token now: {said}")
         raise IdentityRefused(f"{where} refuses {self.whom}: {said}")
+
+
+class BearerIdentity(Renewing[Bearer]):
+    """Access tokens of one token endpoint. Safe to use from several threads.
+
+    Args:
+        service: URL of what gives them, for messages.
+        exchange: the question with the service account's token of this moment; raises IdentityRefused without one.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self, service: str, exchange: Callable[[], TokenExchange], clock: Callable[[], float] = time.time
+    ) -> None:
+        super().__init__(service, lambda: exchange().ask(clock), clock)
 
 
 def _seconds(value: object) -> float | None:

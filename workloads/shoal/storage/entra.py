@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.contracts.storage import AzureStorage, AzureWorkload
-from shoal.storage.bearer import Bearer, TokenExchange
-from shoal.storage.identity import TOKEN_FILE, Renewing, read_token
+from shoal.storage.bearer import BearerIdentity, TokenExchange
+from shoal.storage.identity import TOKEN_FILE, read_token
 
 SCOPE = "https://storage.azure.com/.default"
 ASSERTION = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
@@ -19,21 +19,19 @@ LATE = ("AADSTS700024", "AADSTS50196")
 """Codes of Entra's for an assertion outside its time, and for too many requests."""
 
 
-class EntraIdentity(Renewing[Bearer]):
-    """Access tokens for the service account's token in a file. Safe to use from several threads."""
-
-    def __init__(self, spec: AzureWorkload, token_file: Path, clock: Callable[[], float] = time.time) -> None:
-        super().__init__(spec.authority, lambda: _exchange(spec, token_file).ask(clock), clock)
-
-
-def entra_of(spec: AzureStorage, pod: Path) -> EntraIdentity:
+def entra_of(spec: AzureStorage, pod: Path) -> BearerIdentity:
     """Who this process asks the store as. All stores of a process share what one exchange gave. `pod` is the pod's folder (`SHOAL_HOME`)."""
     return _shared(spec.workload_identity, pod / "secrets" / "store" / TOKEN_FILE)
 
 
+def entra_identity(spec: AzureWorkload, token_file: Path, clock: Callable[[], float] = time.time) -> BearerIdentity:
+    """Access tokens for the service account's token in a file, which is read for each exchange."""
+    return BearerIdentity(spec.authority, lambda: _exchange(spec, token_file), clock)
+
+
 @functools.cache
-def _shared(spec: AzureWorkload, token_file: Path) -> EntraIdentity:
-    return EntraIdentity(spec, token_file)
+def _shared(spec: AzureWorkload, token_file: Path) -> BearerIdentity:
+    return entra_identity(spec, token_file)
 
 
 def _exchange(spec: AzureWorkload, token_file: Path) -> TokenExchange:

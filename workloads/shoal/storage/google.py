@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.contracts.storage import GcsStorage, GcsWorkload
-from shoal.storage.bearer import Bearer, TokenExchange
-from shoal.storage.identity import TOKEN_FILE, Renewing, read_token
+from shoal.storage.bearer import BearerIdentity, TokenExchange
+from shoal.storage.identity import TOKEN_FILE, read_token
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 TYPES = "urn:ietf:params:oauth:token-type"
@@ -19,21 +19,19 @@ LATE = ("is stale", "quota")
 """What Google says of a token that is too old, and of too many requests."""
 
 
-class GoogleIdentity(Renewing[Bearer]):
-    """Access tokens for the service account's token in a file. Safe to use from several threads."""
-
-    def __init__(self, spec: GcsWorkload, token_file: Path, clock: Callable[[], float] = time.time) -> None:
-        super().__init__(spec.sts_endpoint, lambda: _exchange(spec, token_file).ask(clock), clock)
-
-
-def google_of(spec: GcsStorage, pod: Path) -> GoogleIdentity:
+def google_of(spec: GcsStorage, pod: Path) -> BearerIdentity:
     """Who this process asks the store as. All stores of a process share what one exchange gave. `pod` is the pod's folder (`SHOAL_HOME`)."""
     return _shared(spec.workload_identity, pod / "secrets" / "store" / TOKEN_FILE)
 
 
+def google_identity(spec: GcsWorkload, token_file: Path, clock: Callable[[], float] = time.time) -> BearerIdentity:
+    """Access tokens for the service account's token in a file, which is read for each exchange."""
+    return BearerIdentity(spec.sts_endpoint, lambda: _exchange(spec, token_file), clock)
+
+
 @functools.cache
-def _shared(spec: GcsWorkload, token_file: Path) -> GoogleIdentity:
-    return GoogleIdentity(spec, token_file)
+def _shared(spec: GcsWorkload, token_file: Path) -> BearerIdentity:
+    return google_identity(spec, token_file)
 
 
 def _exchange(spec: GcsWorkload, token_file: Path) -> TokenExchange:

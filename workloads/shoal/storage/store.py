@@ -25,9 +25,9 @@ from shoal.contracts import keys
 from shoal.contracts.run import RunConfig, home
 from shoal.contracts.storage import AzureStorage, GcsStorage, S3Storage, StorageSpec
 from shoal.retries import Backoff, retrying
-from shoal.storage.bearer import Bearer
-from shoal.storage.entra import EntraIdentity, entra_of
-from shoal.storage.google import GoogleIdentity, google_of
+from shoal.storage.bearer import Bearer, BearerIdentity
+from shoal.storage.entra import entra_of
+from shoal.storage.google import google_of
 from shoal.storage.identity import Identity, IdentityRefused, Keys, S3Identity, StaticKeys, identity_of
 
 if TYPE_CHECKING:
@@ -458,7 +458,7 @@ def open_bucket(spec: S3Storage, prefix: str, identity: S3Identity, *, deadline_
 
 
 def open_container(
-    spec: AzureStorage, prefix: str, identity: EntraIdentity, *, deadline_seconds: float = 120.0
+    spec: AzureStorage, prefix: str, identity: BearerIdentity, *, deadline_seconds: float = 120.0
 ) -> Store:
     """A container of Azure Blob Storage. What it is asked with is renewed as for S3."""
     backend = AzureStore(
@@ -472,7 +472,7 @@ def open_container(
     return Store(backend, prefix, identity=identity, deadline_seconds=deadline_seconds)
 
 
-def open_gcs(spec: GcsStorage, prefix: str, identity: GoogleIdentity, *, deadline_seconds: float = 120.0) -> Store:
+def open_gcs(spec: GcsStorage, prefix: str, identity: BearerIdentity, *, deadline_seconds: float = 120.0) -> Store:
     """A bucket of Google Cloud Storage, by its XML API. What it is asked with is renewed as for S3."""
     backend = GCSStore(
         spec.bucket,
