@@ -91,6 +91,7 @@ class AilingProxy:
     def __init__(self, listen: tuple[str, int], target: tuple[str, int]) -> None:
         self._target = target
         self._server = socket.create_server(listen, backlog=128)
+        self.host = listen[0]
         self.url = f"http://{listen[0]}:{self._server.getsockname()[1]}"
         self.refusing = False
         self.slow: Slow | None = None

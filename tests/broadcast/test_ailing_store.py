@@ -61,7 +61,9 @@ class Ailing:
     def __init__(self, pods: Pods, minio: Minio, loopback: Loopback, story: Story) -> None:
         self.story = story
         self.proxy = AilingProxy((loopback.address(), 0), (minio.address, minio.port))
-        self.store: Store = open_s3(self._spec(minio.endpoint, minio), f"shoal/{RUN}", minio.access_key, minio.secret_key)
+        self.store: Store = open_s3(
+            self._spec(minio.endpoint, minio), f"shoal/{RUN}", minio.access_key, minio.secret_key
+        )
         self._minio = minio
         self._pods = pods
 
@@ -80,6 +82,7 @@ class Ailing:
         secrets.mkdir()
         (secrets / "accessKey").write_text(self._minio.access_key)
         (secrets / "secretKey").write_text(self._minio.secret_key)
+        origin.environment["no_proxy"] = self.proxy.host  # the clients of stores heed proxies
         origin.start_nginx("origin")
         if self.story.impatient:
             word = self.story.bad.word_seconds / 4
