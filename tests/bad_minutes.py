@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 
 from proxies import AilingProxy, Slow
 
@@ -47,7 +48,7 @@ class Passed:
     def longest_silence(self, log: str, words: tuple[str, ...]) -> float:
         """Most seconds without a line of a JSON `log` that has one of `words`."""
         said = [self.began, *(at for at, _ in self._lines(log, words)), self.ended]
-        return max((after - before).total_seconds() for before, after in zip(said, said[1:], strict=False))
+        return max((after - before).total_seconds() for before, after in pairwise(said))
 
     def lines_a_second(self, log: str) -> float:
         """Of all kinds, over both halves."""

@@ -30,10 +30,10 @@ from shoal.storage.store import open_s3
 
 IMPATIENT = """
 from shoal.storage import store
-store.WORD_SECONDS = {word}
+store.WORD_SECONDS, store.READ_BYTES = {word}, 4 << 10
 from shoal.broadcast import origin, publishing
 publishing.WORD_SECONDS = {word}
-origin.STORE_DEADLINE_SECONDS, origin.LIVENESS_SECONDS = 2.0, 6.0
+origin.STORE_DEADLINE_SECONDS, origin.LONGEST_PAUSE_SECONDS, origin.LIVENESS_SECONDS = 2.0, 1.0, 6.0
 origin.main()
 """
 """The publisher with a fifteenth of its patience."""
@@ -173,7 +173,7 @@ def test_a_store_that_says_503_and_then_answers_slowly_delays_a_publish_and_a_fe
     origin, relay = ailing.origin_and_relay()
     ailing.proxy.refuse_at(middle)
     weights, digest = hand_in(origin.home / "outbox", story)
-    passed = ailing.bad_minutes(origin)
+    ailing.bad_minutes(origin)
     wait_until("the announcement", lambda: pods.announcements.versions() == [0], story.wait_seconds)
     assert pods.announcements.taken[0].weights_digest == digest
     assert not story.impatient or "a turn failed, trying again" in origin.log("publisher")
@@ -186,7 +186,7 @@ def test_a_store_that_says_503_and_then_answers_slowly_delays_a_publish_and_a_fe
 
     ailing.proxy.refuse_at(middle)
     fresh, follower = ailing.origin_and_relay()
-    passed = ailing.bad_minutes(fresh)
+    ailing.bad_minutes(fresh)
     assert pods.announcements.versions() == [0]
     wait_until("version 0 at the new origin", lambda: fresh.versions() == [0], story.wait_seconds)
     wait_until("version 0 on its relay", lambda: follower.versions() == [0], story.wait_seconds)

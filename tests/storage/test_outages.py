@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from places import S3, Place
+from structlog.testing import capture_logs
 
 from proxies import Proxy
 from servers import Loopback
@@ -181,6 +182,57 @@ def test_an_upload_longer_than_the_deadline_outlives_one_fault_near_its_end(
     store.put_chunks("state", chunks, 4 * small_parts)
     assert tries == 2
     assert store.sha256("state")[1] == 4 * small_parts
+
+
+@pytest.mark.parametrize("how", ["read", "hash"])
+def test_a_download_longer_than_the_deadline_outlives_a_fault_in_its_middle_and_beats(
+    flaky: tuple[Proxy, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    proxy, store = flaky
+    monkeypatch.setattr(store, "_deadline_seconds", 1.0)
+    mib = 32
+    store.put("large", bytes(mib << 20))
+    beats = 0
+
+    def beat() -> None:
+        nonlocal beats
+        beats += 1
+        if beats < mib // 2:
+            time.sleep(0.1)
+        if beats == mib // 2:
+            proxy.losing = 1
+
+    if how == "read":
+        store.get_to_file("large", tmp_path / "large", beat)
+        assert (tmp_path / "large").stat().st_size == mib << 20
+    else:
+        assert store.sha256("large", beat)[1] == mib << 20
+    assert proxy.lost == 1
+    assert beats > mib  # some of it twice
+
+
+def test_a_dozen_threads_that_wait_for_the_store_are_one_line(flaky: tuple[Proxy, Store]) -> None:
+    proxy, store = flaky
+    store.put("here", b"data")
+    proxy.busy = 60
+    with capture_logs() as said, ThreadPoolExecutor(12) as pool:
+        assert set(pool.map(store.get, ["here"] * 12)) == {b"data"}
+    assert proxy.busy == 0
+    assert [line["event"] for line in said] == ["store away, waiting"]
+
+
+def test_a_transfer_that_takes_long_says_how_far_it_is(
+    flaky: tuple[Proxy, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "WORD_SECONDS", 0.5)
+    store = Store(flaky[1]._backend, flaky[1]._prefix)
+    store.put("large", bytes(8 << 20))
+    with capture_logs() as said:
+        store.get_to_file("large", tmp_path / "large", lambda: time.sleep(0.2))
+    assert 1 <= len(said) <= 4
+    assert said[0]["event"] == "waiting for the store"
+    assert said[0]["what"] == "read large"
+    assert 0 < said[0]["bytes"] < said[0]["of_bytes"] == 8 << 20
 
 
 def test_an_upload_that_never_gets_further_ends_at_the_deadline(

@@ -1,4 +1,4 @@
-"""Trying again: how long to wait between tries, when to stop, and how often to say so. The programs and the operator use this module and no other way.
+"""Trying again: how long to wait, when to stop, and how often to say so. The programs and the operator use this module and no other way.
 
 `retrying` repeats a call until it succeeds or a deadline has passed; tenacity does the counting. `Backoff` counts failures for a loop of its own,
 such as `telemetry.until_stopped`. `doubled` is the formula without chance, for pauses that are shown or stored.
