@@ -14,7 +14,7 @@ from servers import Loopback
 from shoal.contracts.storage import S3Storage
 from shoal.storage import LocalDiskFull, NotFound, Store, StoreUnavailable
 from shoal.storage import store as store_module
-from shoal.storage.store import open_folder, open_s3
+from shoal.storage.store import READ_BYTES, open_folder, open_s3
 from small_disks import SmallDisk
 
 
@@ -190,16 +190,16 @@ def test_a_download_longer_than_the_deadline_outlives_a_fault_in_its_middle_and_
 ) -> None:
     proxy, store = flaky
     monkeypatch.setattr(store, "_deadline_seconds", 1.0)
-    mib = 32
+    mib, chunks = 32, (32 << 20) // READ_BYTES
     store.put("large", bytes(mib << 20))
     beats = 0
 
     def beat() -> None:
         nonlocal beats
         beats += 1
-        if beats < mib // 2:
-            time.sleep(0.1)
-        if beats == mib // 2:
+        if beats < chunks // 2:
+            time.sleep(0.03)
+        if beats == chunks // 2:
             proxy.losing = 1
 
     if how == "read":
@@ -208,7 +208,7 @@ def test_a_download_longer_than_the_deadline_outlives_a_fault_in_its_middle_and_
     else:
         assert store.sha256("large", beat)[1] == mib << 20
     assert proxy.lost == 1
-    assert beats > mib  # some of it twice
+    assert beats > chunks  # some of it twice
 
 
 def test_a_dozen_threads_that_wait_for_the_store_are_one_line(flaky: tuple[Proxy, Store]) -> None:
@@ -228,7 +228,7 @@ def test_a_transfer_that_takes_long_says_how_far_it_is(
     store = Store(flaky[1]._backend, flaky[1]._prefix)
     store.put("large", bytes(8 << 20))
     with capture_logs() as said:
-        store.get_to_file("large", tmp_path / "large", lambda: time.sleep(0.2))
+        store.get_to_file("large", tmp_path / "large", lambda: time.sleep(0.05))
     assert 1 <= len(said) <= 4
     assert said[0]["event"] == "waiting for the store"
     assert said[0]["what"] == "read large"

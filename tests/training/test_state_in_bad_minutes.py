@@ -1,7 +1,7 @@
 """The store answers 503 for minutes, and then slowly for minutes, in the middle of a state's upload and of a resume: the trainer waits and says so.
 
-No step is trained twice, and the process does not end, which would be an attempt. Once with a state of 50 MB, and once with 4 GB and real minutes:
-ten gigabytes of memory, and as many of a disk.
+No step is trained twice, and the process does not end, which would be an attempt. Once with a state of 50 MB and seconds, and once with a state
+of 1 GB in 123 parts and minutes.
 """
 
 import json
@@ -26,7 +26,7 @@ from shoal.training.state_files import BLOCK_BYTES, REQUEST_BLOCKS
 
 STEPS = 3
 STATE = "v00000{}/rank-00000.tensors"
-NAMES_IT = ("store", "state")
+NAMES_IT = ("store", "state", "waiting")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ SHORT = Story(
     "from shoal.storage import store; store.WORD_SECONDS = 1.0", undisturbed=True,
 )  # fmt: skip
 AT_SIZE = Story(
-    {"vocab_size": 84_000, "hidden_size": 2048, "num_hidden_layers": 1, "dtype": "bfloat16"},
+    {"vocab_size": 42_000, "hidden_size": 1024, "num_hidden_layers": 1},
     BadMinutes(180.0, Slow(5.0, 16 << 10), 60.0), 2400.0,
 )  # fmt: skip
 
@@ -145,7 +145,6 @@ def test_bad_minutes_in_the_middle_of_a_state_s_upload_and_of_a_resume_cost_time
     for step in range(STEPS - 1):
         fill_step(home.store, step)
     ailing.bad_minutes()
-    assert not home.has_state(1)
     wait_until("state 2", lambda: not ailing.ended() and home.has_state(2), story.wait_seconds)
     assert home.has_state(1)
     assert steps_trained(ailing.log()) == [0, 1]

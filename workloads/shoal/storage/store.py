@@ -42,7 +42,7 @@ S3_CODE = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
 """In the answer to one request, or of one object in the answer to a deletion of several, whose status is 200."""
 MAX_KEY_LENGTH = 512  # S3 allows 1024 bytes; ours are far shorter
 CHUNK_BYTES = 8 << 20  # a streamed read holds this much at a time, and so does each part of an upload on its way
-READ_BYTES = 1 << 20  # of a streamed read that says how far it is
+READ_BYTES = 256 << 10  # of a streamed read that says how far it is; some seconds of a store that hardly answers
 UPLOADS = 8
 BEING_WRITTEN = re.compile(
     r"/\.[^/]+\.sgwtmp\.\d+$"
