@@ -211,9 +211,9 @@ def test_a_download_longer_than_the_deadline_outlives_a_fault_in_its_middle_and_
     assert beats > chunks  # some of it twice
 
 
-def test_a_dozen_threads_that_wait_for_the_store_are_one_line(flaky: tuple[Proxy, Store]) -> None:
+def test_a_dozen_threads_that_wait_for_the_store_are_one_line(flaky: tuple[Proxy, Store], s3: S3) -> None:
     proxy, store = flaky
-    store.put("here", b"data")
+    s3.open(prefix=f"{s3.prefix}/run").put("here", b"data")
     proxy.busy = 60
     with capture_logs() as said, ThreadPoolExecutor(12) as pool:
         assert set(pool.map(store.get, ["here"] * 12)) == {b"data"}
