@@ -178,11 +178,11 @@ class AilingProxy:
                 client.sendall(now)
                 data = data[len(now) :]
                 if slow is not None:
-                    self._pause(TRICKLE_SECONDS)
+                    self._pause(len(now) / slow.bytes_per_second)
                 if self.refusing:
                     return
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while self.slow is not None and not self.refusing and time.monotonic() < until:
-            time.sleep(min(TRICKLE_SECONDS, seconds))
+            time.sleep(max(0.0, min(TRICKLE_SECONDS, until - time.monotonic())))

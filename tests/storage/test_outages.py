@@ -1,5 +1,6 @@
 """The store goes away and comes back: nothing is lost, nothing is mistaken for missing, and a wait that is too long says so."""
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,8 +10,8 @@ import pytest
 from places import S3, Place
 from structlog.testing import capture_logs
 
-from proxies import Proxy
-from servers import Loopback
+from proxies import AilingProxy, Proxy, Slow
+from servers import Loopback, wait_until
 from shoal.contracts.storage import S3Storage
 from shoal.storage import LocalDiskFull, NotFound, Store, StoreUnavailable
 from shoal.storage import store as store_module
@@ -233,6 +234,36 @@ def test_a_transfer_that_takes_long_says_how_far_it_is(
     assert said[0]["event"] == "waiting for the store"
     assert said[0]["what"] == "read large"
     assert 0 < said[0]["bytes"] < said[0]["of_bytes"] == 8 << 20
+
+
+def test_a_store_that_refuses_in_the_middle_and_then_trickles_has_what_was_written(
+    s3: S3, loopback: Loopback, tmp_path: Path, small_parts: int
+) -> None:
+    proxy = AilingProxy((loopback.address(), 0), (s3.server.address, s3.server.port))
+    spec: S3Storage = s3.spec.model_copy(update={"endpoint": proxy.url})
+    store = open_s3(spec, f"{s3.prefix}/ailing", s3.server.access_key, s3.server.secret_key, deadline_seconds=30)
+    parts = [bytes([number]) * small_parts for number in range(4)]
+    digest = hashlib.sha256(b"".join(parts)).hexdigest()
+    try:
+        proxy.refuse_at("large?partNumber=3")
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(store.put_chunks, "large", lambda: parts, 4 * small_parts)
+            wait_until("the refusal", lambda: proxy.refusing)
+            time.sleep(1.0)
+            assert proxy.refused > 1
+            proxy.slow, proxy.refusing = Slow(0.3, 4 << 20), False
+            writing.result(60)
+        assert proxy.slowed > 3
+        proxy.slow = None
+        proxy.refuse_at("GET", 1)
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(store.get_to_file, "large", tmp_path / "large")
+            wait_until("the refusal", lambda: proxy.refusing)
+            proxy.refusing = False
+            reading.result(60)
+    finally:
+        proxy.close()
+    assert hashlib.sha256((tmp_path / "large").read_bytes()).hexdigest() == digest
 
 
 def test_an_upload_that_never_gets_further_ends_at_the_deadline(
