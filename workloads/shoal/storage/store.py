@@ -152,7 +152,7 @@ class Store:
         `beat` is called for each of `READ_BYTES`.
         """
         partial = path.with_name(path.name + ".partial")
-        progress = Progress()
+        progress = Furthest()
 
         def download(full: str) -> None:
             try:
@@ -187,7 +187,7 @@ class Store:
     def put_chunks(self, key: str, chunks: Callable[[], Iterable[bytes | bytearray]], size: int) -> None:
         """Write an object of `size` bytes, at least one, from what `chunks` gives, in parts as it comes; each try calls it again."""
         part = max(CHUNK_BYTES, -(-size // MAX_PARTS))
-        progress = Progress(UPLOADS * part)
+        progress = Furthest(UPLOADS * part)
         what = f"write {key}"
         self._call(
             what,
@@ -296,7 +296,7 @@ class Store:
 
     def sha256(self, key: str, beat: Callable[[], None] = lambda: None) -> tuple[str, int]:
         """SHA-256 (hex) and size (bytes) of an object as it lies in the store; raises `NotFound`. `beat` as for `get_to_file`."""
-        progress = Progress()
+        progress = Furthest()
 
         def digest(full: str) -> tuple[str, int]:
             running, size = hashlib.sha256(), 0
@@ -307,7 +307,7 @@ class Store:
 
         return self._call(f"hash {key}", key, digest, progress)
 
-    def _chunks_of(self, full: str, what: str, progress: "Progress", beat: Callable[[], None]) -> Iterator[bytes]:
+    def _chunks_of(self, full: str, what: str, progress: "Furthest", beat: Callable[[], None]) -> Iterator[bytes]:
         """An object in chunks, as it comes."""
         found = obstore.get(self._backend, full)
         stream = (bytes(chunk) for chunk in found.stream(min_chunk_size=READ_BYTES))
@@ -335,7 +335,7 @@ class Store:
             raise BadKey(f"object key {key[:80]!r} is not of the form name/name: letters, digits, '.', '_' and '-'")
         return f"{self._prefix}/{key}" if self._prefix else key
 
-    def _call(self, what: str, key: str, action: Callable[[str], Answer], progress: "Progress | None" = None) -> Answer:
+    def _call(self, what: str, key: str, action: Callable[[str], Answer], progress: "Furthest | None" = None) -> Answer:
         """Run `action` on the full key, again and again while the store is away, until the deadline after the start or the last `progress`."""
         full = self._full(key)
 
@@ -392,7 +392,7 @@ class Store:
         return None
 
 
-class Progress:
+class Furthest:
     """When a transfer, over all tries of it, last got further than before."""
 
     def __init__(self, ahead: int = 0) -> None:
