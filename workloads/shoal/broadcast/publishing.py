@@ -27,7 +27,7 @@ from shoal.storage.checkpoint_files import digest_of_shards
 
 COPIES = 4
 """Shards on their way to the store at a time."""
-WORD_SECONDS = 30.0
+WORD_SECONDS = 20.0
 """Between two lines about a version on its way to or from the store."""
 
 

@@ -50,7 +50,7 @@ BEING_WRITTEN = re.compile(
 MAX_PARTS = 9000  # S3 takes 10,000 for an object
 PAUSES = Backoff(0.1, 5.0)
 KINDS = {LocalStore: "folder", S3Store: "s3", AzureStore: "azure", GCSStore: "gcs"}
-WORD_SECONDS = 30.0
+WORD_SECONDS = 20.0
 """Between two lines about a store that is away or slow, of all threads of a process that ask it."""
 SILENCE_SECONDS = 30.0  # a request on which nothing arrives for so long is asked again
 
@@ -267,12 +267,14 @@ class Store:
         strip = len(self._prefix) + 1 if self._prefix else 0
 
         def collect(_: str) -> list[ObjectInfo]:
-            found = [
-                ObjectInfo(str(meta["path"])[strip:], int(meta["size"]), meta["last_modified"].timestamp())
-                for batch in obstore.list(self._backend, folder)
-                for meta in batch
-                if not BEING_WRITTEN.search(str(meta["path"]))
-            ]
+            began, found = time.monotonic(), list[ObjectInfo]()
+            for batch in obstore.list(self._backend, folder):
+                found += [
+                    ObjectInfo(str(meta["path"])[strip:], int(meta["size"]), meta["last_modified"].timestamp())
+                    for meta in batch
+                    if not BEING_WRITTEN.search(str(meta["path"]))
+                ]
+                self._tell(f"list {prefix}", began, objects=len(found))
             return sorted(found, key=lambda info: info.key)
 
         return self._call(f"list {prefix}", prefix.rstrip("/"), collect)
@@ -320,15 +322,14 @@ class Store:
         began, done = time.monotonic(), 0
         for chunk in chunks:
             done += len(chunk)
-            if self._words.due(began):
-                structlog.get_logger().info(
-                    "waiting for the store",
-                    what=what,
-                    bytes=done,
-                    of_bytes=size,
-                    waited_seconds=round(time.monotonic() - began, 1),
-                )
+            self._tell(what, began, bytes=done, of_bytes=size)
             yield chunk
+
+    def _tell(self, what: str, began: float, **how_far: int) -> None:
+        """Say of what began long ago (monotonic seconds) how far it is, unless something was said lately."""
+        if self._words.due(began):
+            waited = round(time.monotonic() - began, 1)
+            structlog.get_logger().info("waiting for the store", what=what, waited_seconds=waited, **how_far)
 
     def _full(self, key: str) -> str:
         if len(key) > MAX_KEY_LENGTH or not KEY_PATTERN.fullmatch(key):
