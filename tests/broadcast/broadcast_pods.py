@@ -29,6 +29,8 @@ class Pod:
         self.address = address
         for name in ("config", "secrets", "run", "tmp"):
             (home / name).mkdir(parents=True, exist_ok=True)
+        self.environment: dict[str, str] = {}
+        """More of it for the processes that are started from now on."""
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
@@ -63,7 +65,8 @@ class Pod:
                     "SHOAL_POD": self.home.name,
                     "OMP_NUM_THREADS": "1",
                     "http_proxy": "http://127.0.0.1:9",  # nobody listens: who heeds it, fails
-                },
+                }
+                | self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,5 +1,6 @@
 """The store goes away and comes back: nothing is lost, nothing is mistaken for missing, and a wait that is too long says so."""
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -7,13 +8,14 @@ from pathlib import Path
 
 import pytest
 from places import S3, Place
+from structlog.testing import capture_logs
 
-from proxies import Proxy
-from servers import Loopback
+from proxies import AilingProxy, Proxy, Slow
+from servers import Loopback, wait_until
 from shoal.contracts.storage import S3Storage
 from shoal.storage import LocalDiskFull, NotFound, Store, StoreUnavailable
 from shoal.storage import store as store_module
-from shoal.storage.store import open_folder, open_s3
+from shoal.storage.store import READ_BYTES, open_folder, open_s3
 from small_disks import SmallDisk
 
 
@@ -181,6 +183,87 @@ def test_an_upload_longer_than_the_deadline_outlives_one_fault_near_its_end(
     store.put_chunks("state", chunks, 4 * small_parts)
     assert tries == 2
     assert store.sha256("state")[1] == 4 * small_parts
+
+
+@pytest.mark.parametrize("how", ["read", "hash"])
+def test_a_download_longer_than_the_deadline_outlives_a_fault_in_its_middle_and_beats(
+    flaky: tuple[Proxy, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    proxy, store = flaky
+    monkeypatch.setattr(store, "_deadline_seconds", 1.0)
+    mib, chunks = 32, (32 << 20) // READ_BYTES
+    store.put("large", bytes(mib << 20))
+    beats = 0
+
+    def beat() -> None:
+        nonlocal beats
+        beats += 1
+        if beats < chunks // 2:
+            time.sleep(0.03)
+        if beats == chunks // 2:
+            proxy.losing = 1
+
+    if how == "read":
+        store.get_to_file("large", tmp_path / "large", beat)
+        assert (tmp_path / "large").stat().st_size == mib << 20
+    else:
+        assert store.sha256("large", beat)[1] == mib << 20
+    assert proxy.lost == 1
+    assert beats > chunks  # some of it twice
+
+
+def test_a_dozen_threads_that_wait_for_the_store_are_one_line(flaky: tuple[Proxy, Store], s3: S3) -> None:
+    proxy, store = flaky
+    s3.open(prefix=f"{s3.prefix}/run").put("here", b"data")
+    proxy.busy = 60
+    with capture_logs() as said, ThreadPoolExecutor(12) as pool:
+        assert set(pool.map(store.get, ["here"] * 12)) == {b"data"}
+    assert proxy.busy == 0
+    assert [line["event"] for line in said] == ["store away, waiting"]
+
+
+def test_a_transfer_that_takes_long_says_how_far_it_is(
+    flaky: tuple[Proxy, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "WORD_SECONDS", 0.5)
+    store = Store(flaky[1]._backend, flaky[1]._prefix)
+    store.put("large", bytes(8 << 20))
+    with capture_logs() as said:
+        store.get_to_file("large", tmp_path / "large", lambda: time.sleep(0.05))
+    assert 1 <= len(said) <= 4
+    assert said[0]["event"] == "waiting for the store"
+    assert said[0]["what"] == "read large"
+    assert 0 < said[0]["bytes"] < said[0]["of_bytes"] == 8 << 20
+
+
+def test_a_store_that_refuses_in_the_middle_and_then_trickles_has_what_was_written(
+    s3: S3, loopback: Loopback, tmp_path: Path, small_parts: int
+) -> None:
+    proxy = AilingProxy((loopback.address(), 0), (s3.server.address, s3.server.port))
+    spec: S3Storage = s3.spec.model_copy(update={"endpoint": proxy.url})
+    store = open_s3(spec, f"{s3.prefix}/ailing", s3.server.access_key, s3.server.secret_key, deadline_seconds=30)
+    parts = [bytes([number]) * small_parts for number in range(4)]
+    digest = hashlib.sha256(b"".join(parts)).hexdigest()
+    try:
+        proxy.refuse_at("large?partNumber=3")
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(store.put_chunks, "large", lambda: parts, 4 * small_parts)
+            wait_until("the refusal", lambda: proxy.refusing)
+            time.sleep(1.0)
+            assert proxy.refused > 1
+            proxy.slow, proxy.refusing = Slow(0.3, 4 << 20), False
+            writing.result(60)
+        assert proxy.slowed > 3
+        proxy.slow = None
+        proxy.refuse_at("GET", 1)
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(store.get_to_file, "large", tmp_path / "large")
+            wait_until("the refusal", lambda: proxy.refusing)
+            proxy.refusing = False
+            reading.result(60)
+    finally:
+        proxy.close()
+    assert hashlib.sha256((tmp_path / "large").read_bytes()).hexdigest() == digest
 
 
 def test_an_upload_that_never_gets_further_ends_at_the_deadline(

@@ -244,11 +244,21 @@ def publish(store: Store, outbox: Path, www: Path, run: RunConfig, version: int)
 class Home:
     """A trainer's pod on this machine: the folders that its real processes are started with."""
 
-    def __init__(self, root: Path, base: Path, address: str, orchestrator: str, steps: int, **changes: Any) -> None:
+    def __init__(
+        self,
+        root: Path,
+        base: Path,
+        address: str,
+        orchestrator: str,
+        steps: int,
+        store: Store | None = None,
+        **changes: Any,
+    ) -> None:
+        """`store`: where `changes` says that it lies; None: a folder of the home."""
         self.root = root
         self.outbox = root / "outbox"
         self.log = root / "log"
-        self.store = make_store(root / "store")
+        self.store = store or make_store(root / "store")
         self._address = address
         prepare(self.store, base)
         (root / "secrets").mkdir()
@@ -259,13 +269,15 @@ class Home:
     def configure(self, config: RunConfig) -> None:
         (self.root / "config" / "run.json").write_bytes(config.to_json())
 
-    def start(self, processes: int = 1) -> subprocess.Popen[bytes]:
-        """The trainer's entry point, alone or under torchrun; its output goes to `log`."""
+    def start(self, processes: int = 1, first: str = "") -> subprocess.Popen[bytes]:
+        """The trainer's entry point, alone or under torchrun; its output goes to `log`. Alone it may run a line of Python `first`."""
         environment = os.environ | {
             "SHOAL_HOME": str(self.root), "SHOAL_BIND": self._address, "SHOAL_POD": "arithmetic-trainer-0", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--standalone"]
         command = [sys.executable, *(torchrun if processes > 1 else []), "-m", "shoal.training"]
+        if first:
+            command[1:] = ["-c", f"{first}; from shoal.training.__main__ import main; main()"]
         with self.log.open("ab") as log:
             return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 

@@ -1,10 +1,12 @@
-"""Trying again: how long to wait between tries, and when to stop. The programs and the operator use this module and no other way.
+"""Trying again: how long to wait, when to stop, and how often to say so. The programs and the operator use this module and no other way.
 
 `retrying` repeats a call until it succeeds or a deadline has passed; tenacity does the counting. `Backoff` counts failures for a loop of its own,
 such as `telemetry.until_stopped`. `doubled` is the formula without chance, for pauses that are shown or stored.
 """
 
+import math
 import random
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -44,6 +46,24 @@ class Backoff:
 
     def reset(self) -> None:
         self.failures = 0
+
+
+class Words:
+    """Lets one of several threads speak once in a while: a dozen that wait for the same thing are one line, not a dozen."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._spoke = -math.inf
+
+    def due(self, since: float = -math.inf) -> bool:
+        """Whether to speak now; if so, nobody does for the next `seconds`. `since`: nor so soon after this moment (monotonic seconds)."""
+        with self._lock:
+            now = time.monotonic()
+            if now - max(self._spoke, since) < self._seconds:
+                return False
+            self._spoke = now
+            return True
 
 
 def retrying(

@@ -100,6 +100,7 @@ class Publisher:
             self._restore()
         for version in self._waiting():
             self._publish(version)
+            self._send_announcements()  # it does not wait for the next one, however slowly the store takes that
         self._send_announcements()
         self._bases.check()
         self._follow_growing()

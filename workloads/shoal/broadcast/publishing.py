@@ -3,11 +3,13 @@
 Called by `origin`, which decides which is due. Shards stream.
 """
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
+from shoal import telemetry
 from shoal.broadcast import cut, pieces
 from shoal.broadcast.bases import Base
 from shoal.broadcast.encoding import ShardWriter, Written
@@ -19,11 +21,14 @@ from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import Signed, Signer, sign
 from shoal.contracts.weights import CheckpointFile, ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.crypto.keys import PrivateKey
+from shoal.retries import Words
 from shoal.storage import NotFound, Store, delta
 from shoal.storage.checkpoint_files import digest_of_shards
 
 COPIES = 4
 """Shards on their way to the store at a time."""
+WORD_SECONDS = 20.0
+"""Between two lines about a version on its way to or from the store."""
 
 
 class CannotRestore(ValueError):
@@ -128,6 +133,8 @@ class StoreCopy:
         self._there: set[int] = set()
         self._pool = ThreadPoolExecutor(COPIES, thread_name_prefix="store")
         self._begun: dict[int, Future[None]] = {}
+        self._began = time.monotonic()
+        self._words = Words(WORD_SECONDS)
 
     def begin(self, index: int) -> None:
         """A shard is visible in `www/`: copy it behind the caller's back. Any thread may call this; what goes wrong is seen by `seal`."""
@@ -172,10 +179,12 @@ class StoreCopy:
             _put_small(self._store, keys.version_descriptor(version, index, beside=beside), described)
             digest = Signed[ShardDescriptor].from_json(described).document.sha256
             # An object is there already when an earlier attempt was broken off.
-            if self._store.size(key) != shard.stat().st_size or self._store.sha256(key)[0] != digest:
+            if self._store.size(key) != shard.stat().st_size or self._store.sha256(key, self._beat)[0] != digest:
                 self._store.put_file(key, shard)
         self._there.add(index)
         self._beat()
+        if self._words.due(self._began):
+            _say("a version is on its way to the store", version, len(self._there), self._began)
 
 
 def copy_to_store(
@@ -213,16 +222,31 @@ def restore(
         tree.drop(version)
     tree.publish(version, OPEN, opening)
     tree.write_index()
+    began, words = time.monotonic(), Words(WORD_SECONDS)
     for beside in (True, False):
         for index, digest in enumerate(manifest.sent(beside=beside)):
-            _restore_shard(store, tree, replace(wanted, beside=beside), record, index, digest)
+            _restore_shard(store, tree, replace(wanted, beside=beside), record, index, digest, beat)
             beat()
+            if words.due(began):
+                _say("a version is on its way from the store", version, index + 1, began)
     seal(tree, version, manifest, sealing)
     return manifest
 
 
+def _say(event: str, version: int, shards: int, began: float) -> None:
+    telemetry.get_logger().info(
+        event, version=version, shards=shards, waited_seconds=round(time.monotonic() - began, 1)
+    )
+
+
 def _restore_shard(
-    store: Store, tree: Tree, wanted: WantedVersion, record: VersionOpen, index: int, digest: str
+    store: Store,
+    tree: Tree,
+    wanted: WantedVersion,
+    record: VersionOpen,
+    index: int,
+    digest: str,
+    beat: Callable[[], None],
 ) -> None:
     version, beside = wanted.version, wanted.beside
     descriptor_name = keys.descriptor_name(index, beside=beside)
@@ -232,7 +256,7 @@ def _restore_shard(
     path = tree.path(version, keys.shard_name(index, beside=beside))
     if not (path.is_file() and file_sha256(path) == digest):
         part = tree.temporary(version, path.name)
-        store.get_to_file(keys.version_shard(version, index, beside=beside), part)
+        store.get_to_file(keys.version_shard(version, index, beside=beside), part, beat)
         if file_sha256(part) != digest:
             raise CannotRestore(f"the store's shard {index} of version {version} does not have its SHA-256")
         tree.publish(version, descriptor_name, descriptor)

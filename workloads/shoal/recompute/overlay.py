@@ -4,7 +4,7 @@ In: the run's store, a folder. Out: a `Store`. What the run's own trainer wrote 
 for ours. Nothing ever reaches the run's store.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from obstore.store import LocalStore
@@ -31,8 +31,8 @@ class Overlay(Store):
     def get_range(self, key: str, start: int, end: int) -> bytes:
         return self._of(key).get_range(key, start, end)
 
-    def get_to_file(self, key: str, path: Path) -> None:
-        self._of(key).get_to_file(key, path)
+    def get_to_file(self, key: str, path: Path, beat: Callable[[], None] = lambda: None) -> None:
+        self._of(key).get_to_file(key, path, beat)
 
     def size(self, key: str) -> int | None:
         return self._of(key).size(key)
@@ -45,8 +45,8 @@ class Overlay(Store):
     def stream(self, key: str) -> Iterator[bytes]:
         return self._of(key).stream(key)
 
-    def sha256(self, key: str) -> tuple[str, int]:
-        return self._of(key).sha256(key)
+    def sha256(self, key: str, beat: Callable[[], None] = lambda: None) -> tuple[str, int]:
+        return self._of(key).sha256(key, beat)
 
     def _of(self, key: str) -> Store:
         """Whose object it is. Raises `NotFound` for one of theirs that is larger than any of ours."""

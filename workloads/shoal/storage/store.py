@@ -2,8 +2,9 @@
 
 Built on obstore, which gives both backends atomic puts and create-if-absent. What is added here: keys relative to one run, refusal of odd keys, and
 retries. A store that is away (network, 5xx, a folder that vanished) is asked again with growing pauses, until `deadline_seconds`;
-then `StoreUnavailable` says what was waited for and how long. The deadline of an upload counts from the last part that got further than any
-before: it may take hours, and ends when the store takes no more. A missing key and a lost race are answers, not errors, and are never retried.
+then `StoreUnavailable` says what was waited for and how long. The deadline of an upload, or of an object that is read in chunks, counts from the
+last one that got further than any before: it may take hours, and ends when nothing comes through any more. While the store is away or slow, a line
+each `WORD_SECONDS` says what is waited for. A missing key and a lost race are answers, not errors, and are never retried.
 """
 
 import errno
@@ -24,7 +25,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 from shoal.contracts import keys
 from shoal.contracts.run import RunConfig, home
 from shoal.contracts.storage import AzureStorage, GcsStorage, S3Storage, StorageSpec
-from shoal.retries import Backoff, retrying
+from shoal.retries import Backoff, Words, retrying
 from shoal.storage.bearer import Bearer, BearerIdentity
 from shoal.storage.entra import entra_of
 from shoal.storage.google import google_of
@@ -34,12 +35,14 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, GCSCredential, S3Credential
 
 Answer = TypeVar("Answer")
+Chunk = TypeVar("Chunk", bound=bytes | bytearray)
 
 KEY_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 S3_CODE = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
 """In the answer to one request, or of one object in the answer to a deletion of several, whose status is 200."""
 MAX_KEY_LENGTH = 512  # S3 allows 1024 bytes; ours are far shorter
 CHUNK_BYTES = 8 << 20  # a streamed read holds this much at a time, and so does each part of an upload on its way
+READ_BYTES = 256 << 10  # of a streamed read that says how far it is; some seconds of a store that hardly answers
 UPLOADS = 8
 BEING_WRITTEN = re.compile(
     r"/\.[^/]+\.sgwtmp\.\d+$"
@@ -47,6 +50,8 @@ BEING_WRITTEN = re.compile(
 MAX_PARTS = 9000  # S3 takes 10,000 for an object
 PAUSES = Backoff(0.1, 5.0)
 KINDS = {LocalStore: "folder", S3Store: "s3", AzureStore: "azure", GCSStore: "gcs"}
+WORD_SECONDS = 20.0
+"""Between two lines about a store that is away or slow, of all threads of a process that ask it."""
 SILENCE_SECONDS = 30.0  # a request on which nothing arrives for so long is asked again
 
 
@@ -100,6 +105,7 @@ class Store:
         self._identity = identity
         self._deadline_seconds = deadline_seconds
         self._bucket_seen = False
+        self._words = Words(WORD_SECONDS)
 
     @property
     def kind(self) -> str:
@@ -140,14 +146,18 @@ class Store:
 
         return self._call(f"read {key}", key, read)
 
-    def get_to_file(self, key: str, path: Path) -> None:
-        """Copy an object to a file, a chunk at a time; the file appears whole or not at all. Raises `LocalDiskFull` at once."""
+    def get_to_file(self, key: str, path: Path, beat: Callable[[], None] = lambda: None) -> None:
+        """Copy an object to a file, a chunk at a time; the file appears whole or not at all. Raises `LocalDiskFull` at once.
+
+        `beat` is called for each of `READ_BYTES`.
+        """
         partial = path.with_name(path.name + ".partial")
+        progress = Furthest()
 
         def download(full: str) -> None:
             try:
                 with partial.open("wb") as file:
-                    for chunk in obstore.get(self._backend, full).stream(min_chunk_size=CHUNK_BYTES):
+                    for chunk in self._chunks_of(full, f"read {key}", progress, beat):
                         file.write(chunk)
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):  # of the disk here: no store is asked again for it
@@ -155,7 +165,7 @@ class Store:
                 raise
 
         try:
-            self._call(f"read {key}", key, download)
+            self._call(f"read {key}", key, download, progress)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
@@ -177,12 +187,17 @@ class Store:
     def put_chunks(self, key: str, chunks: Callable[[], Iterable[bytes | bytearray]], size: int) -> None:
         """Write an object of `size` bytes, at least one, from what `chunks` gives, in parts as it comes; each try calls it again."""
         part = max(CHUNK_BYTES, -(-size // MAX_PARTS))
-        progress = UploadProgress(UPLOADS * part)
+        progress = Furthest(UPLOADS * part)
+        what = f"write {key}"
         self._call(
-            f"write {key}",
+            what,
             key,
             lambda full: obstore.put(
-                self._backend, full, progress.through(chunks()), chunk_size=part, max_concurrency=UPLOADS
+                self._backend,
+                full,
+                self._told(what, progress.through(chunks()), size),
+                chunk_size=part,
+                max_concurrency=UPLOADS,
             ),
             progress,
         )
@@ -252,12 +267,14 @@ class Store:
         strip = len(self._prefix) + 1 if self._prefix else 0
 
         def collect(_: str) -> list[ObjectInfo]:
-            found = [
-                ObjectInfo(str(meta["path"])[strip:], int(meta["size"]), meta["last_modified"].timestamp())
-                for batch in obstore.list(self._backend, folder)
-                for meta in batch
-                if not BEING_WRITTEN.search(str(meta["path"]))
-            ]
+            began, found = time.monotonic(), list[ObjectInfo]()
+            for batch in obstore.list(self._backend, folder):
+                found += [
+                    ObjectInfo(str(meta["path"])[strip:], int(meta["size"]), meta["last_modified"].timestamp())
+                    for meta in batch
+                    if not BEING_WRITTEN.search(str(meta["path"]))
+                ]
+                self._tell(f"list {prefix}", began, objects=len(found))
             return sorted(found, key=lambda info: info.key)
 
         return self._call(f"list {prefix}", prefix.rstrip("/"), collect)
@@ -279,26 +296,47 @@ class Store:
         for chunk in stream:
             yield bytes(chunk)
 
-    def sha256(self, key: str) -> tuple[str, int]:
-        """SHA-256 (hex) and size (bytes) of an object as it lies in the store; raises `NotFound`."""
+    def sha256(self, key: str, beat: Callable[[], None] = lambda: None) -> tuple[str, int]:
+        """SHA-256 (hex) and size (bytes) of an object as it lies in the store; raises `NotFound`. `beat` as for `get_to_file`."""
+        progress = Furthest()
 
         def digest(full: str) -> tuple[str, int]:
             running, size = hashlib.sha256(), 0
-            for chunk in obstore.get(self._backend, full).stream(min_chunk_size=CHUNK_BYTES):
+            for chunk in self._chunks_of(full, f"hash {key}", progress, beat):
                 running.update(chunk)
                 size += len(chunk)
             return running.hexdigest(), size
 
-        return self._call(f"hash {key}", key, digest)
+        return self._call(f"hash {key}", key, digest, progress)
+
+    def _chunks_of(self, full: str, what: str, progress: "Furthest", beat: Callable[[], None]) -> Iterator[bytes]:
+        """An object in chunks, as it comes."""
+        found = obstore.get(self._backend, full)
+        stream = (bytes(chunk) for chunk in found.stream(min_chunk_size=READ_BYTES))
+        for chunk in self._told(what, progress.through(stream), int(found.meta["size"])):
+            beat()
+            yield chunk
+
+    def _told(self, what: str, chunks: Iterable[Chunk], size: int) -> Iterator[Chunk]:
+        """The same chunks. Says now and then how far a transfer is that takes long, of `size` bytes."""
+        began, done = time.monotonic(), 0
+        for chunk in chunks:
+            done += len(chunk)
+            self._tell(what, began, bytes=done, of_bytes=size)
+            yield chunk
+
+    def _tell(self, what: str, began: float, **how_far: int) -> None:
+        """Say of what began long ago (monotonic seconds) how far it is, unless something was said lately."""
+        if self._words.due(began):
+            waited = round(time.monotonic() - began, 1)
+            structlog.get_logger().info("waiting for the store", what=what, waited_seconds=waited, **how_far)
 
     def _full(self, key: str) -> str:
         if len(key) > MAX_KEY_LENGTH or not KEY_PATTERN.fullmatch(key):
             raise BadKey(f"object key {key[:80]!r} is not of the form name/name: letters, digits, '.', '_' and '-'")
         return f"{self._prefix}/{key}" if self._prefix else key
 
-    def _call(
-        self, what: str, key: str, action: Callable[[str], Answer], progress: "UploadProgress | None" = None
-    ) -> Answer:
+    def _call(self, what: str, key: str, action: Callable[[str], Answer], progress: "Furthest | None" = None) -> Answer:
         """Run `action` on the full key, again and again while the store is away, until the deadline after the start or the last `progress`."""
         full = self._full(key)
 
@@ -325,6 +363,10 @@ class Store:
                     raise StoreUnavailable(f"cannot {what}: the store refuses our credentials{reason}") from problem
                 raise problem from None
 
+        def say(error: BaseException, waited: float) -> None:
+            if self._words.due():
+                log.warning("store away, waiting", what=what, waited_seconds=round(waited, 1), error=_short(error))
+
         log = structlog.get_logger()
         return retrying(
             (BaseError, OSError),
@@ -334,9 +376,7 @@ class Store:
             give_up=lambda error, waited: StoreUnavailable(
                 f"cannot {what}: the {self.kind} store did not answer for {waited:.0f} s; last error: {_short(error)}"
             ),
-            say=lambda error, waited: log.warning(
-                "store away, waiting", what=what, waited_seconds=round(waited, 1), error=_short(error)
-            ),
+            say=say,
         )(once)
 
     def _why_not_there(self, error: Exception) -> Exception | None:
@@ -353,15 +393,15 @@ class Store:
         return None
 
 
-class UploadProgress:
-    """When an upload, over all tries of it, last got further than before."""
+class Furthest:
+    """When a transfer, over all tries of it, last got further than before."""
 
-    def __init__(self, ahead: int) -> None:
-        """`ahead`: bytes that are taken from us before the store has any."""
+    def __init__(self, ahead: int = 0) -> None:
+        """`ahead`: bytes that are taken from us before the store has any; 0 where they come from it."""
         self.at = 0.0  # monotonic
         self._furthest = ahead
 
-    def through(self, chunks: Iterable[bytes | bytearray]) -> Iterator[bytes | bytearray]:
+    def through(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         """The same chunks, of one try."""
         taken = 0
         for chunk in chunks:

@@ -25,6 +25,8 @@ Value = TypeVar("Value")
 STOP = threading.Event()
 """Set when the process was asked to stop (SIGTERM, SIGINT). Loops look at it; waits end on it."""
 SAY_AFTER_SECONDS = 10.0
+SAY_EVERY_SECONDS = 50.0
+"""A wait is said again when it has doubled, at the latest after this time: once a minute somebody can see it."""
 
 
 class Deadline(TimeoutError):
@@ -90,7 +92,7 @@ def wait_for(
                 raise Deadline(f"waited {waited:.0f} s for {what}: the deadline is {deadline_seconds:.0f} s")
             if waited >= next_word:
                 log.info("waiting", for_what=what, waited_seconds=round(waited), deadline_seconds=deadline_seconds)
-                next_word *= 2
+                next_word = min(2 * next_word, next_word + SAY_EVERY_SECONDS)
             if stop is None:
                 time.sleep(interval_seconds)
             elif stop.wait(interval_seconds):

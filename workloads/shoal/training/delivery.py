@@ -109,8 +109,15 @@ class Final:
         if self._ranks.broadcast(in_the_world and self._is_there(version), "whether the result is written"):
             return
         folder = self._outbox.write(copies, version)
-        if not self._ranks.leader:
-            return
+
+        def upload() -> None:
+            if self._ranks.leader:
+                self._upload(folder, version)
+
+        # The others wait in short agreements: with a slow store this takes longer than one collective may.
+        self._ranks.each_does("the run's result to be written", upload, lambda: None)
+
+    def _upload(self, folder: Path, version: int) -> None:
         if self._store.exists(keys.FINAL_SEAL):
             self._store.delete(keys.FINAL_SEAL)
         there = {info.key: info.size for info in self._store.list(keys.FINAL_MODEL)}

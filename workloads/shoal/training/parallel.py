@@ -15,9 +15,13 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Generic, TypeVar
 
+import structlog
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from shoal.retries import Words
+from shoal.telemetry.waiting import SAY_EVERY_SECONDS
 
 Value = TypeVar("Value")
 
@@ -127,16 +131,21 @@ class Ranks:
     def each_does(
         self, what: str, action: Callable[[], Value], beat: Callable[[], None], *, first_of_node: bool = False
     ) -> Value | None:
-        """Run `action`, which may take longer than a collective or a sign of life may, on every rank; `beat` is called on all meanwhile.
+        """Run `action`, which may take longer than a collective or a sign of life may, on every rank; `beat` is called on all meanwhile,
+        and the log says each minute what is waited for.
 
         With `first_of_node` it runs on one rank of each machine, and the others get None. An error of the action is raised where it
         ran, and `PeerLost` elsewhere.
         """
         task = _Task(action) if self.first_on_node or not first_of_node else None
+        began, words = time.monotonic(), Words(SAY_EVERY_SECONDS)
         while True:
             if task is not None:
                 task.thread.join(AGREE_SECONDS)  # ranks without a task wait for those with one in the agreements below
             beat()
+            if words.due(began):
+                waited = round(time.monotonic() - began)
+                structlog.get_logger().info("waiting", for_what=what, waited_seconds=waited)
             done = task is None or not task.thread.is_alive()
             error = task.error if done and task is not None else None
             if self.any(error is not None, what):

@@ -1,0 +1,64 @@
+"""Bad minutes of a store: it answers 503 to everything for a time, then slowly for as long. What a process says and how it is meanwhile."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+
+from proxies import AilingProxy, Slow
+
+
+@dataclass(frozen=True)
+class BadMinutes:
+    """`seconds` of refusals, and then `seconds` of slow answers. Whoever waits says so at least each `word_seconds`."""
+
+    seconds: float
+    slow: Slow
+    word_seconds: float
+
+    def pass_by(self, proxy: AilingProxy, look: Callable[[], None]) -> "Passed":
+        """Go through them; the proxy refuses already. `look` is called each second and fails where something must not be."""
+        refused, slowed, began = proxy.refused, proxy.slowed, datetime.now(UTC)
+        self._last(look)
+        proxy.slow, proxy.refusing, then = self.slow, False, datetime.now(UTC)
+        self._last(look)
+        passed = Passed(began, then, datetime.now(UTC), proxy.refused - refused, proxy.slowed - slowed)
+        proxy.slow = None
+        return passed
+
+    def _last(self, look: Callable[[], None]) -> None:
+        until = time.monotonic() + self.seconds
+        while (left := until - time.monotonic()) > 0:
+            look()
+            time.sleep(min(1.0, left))
+
+
+@dataclass(frozen=True)
+class Passed:
+    """Bad minutes that are over: when they began, when answers began to come again, and their end; requests refused and answered slowly."""
+
+    began: datetime
+    then: datetime
+    ended: datetime
+    refused: int
+    slowed: int
+
+    def longest_silence(self, log: str, words: tuple[str, ...]) -> float:
+        """Most seconds without a line of a JSON `log` that has one of `words`."""
+        said = [self.began, *(at for at, _ in self._lines(log, words)), self.ended]
+        return max((after - before).total_seconds() for before, after in pairwise(said))
+
+    def lines_a_second(self, log: str) -> float:
+        """Of all kinds, over both halves."""
+        return len(self._lines(log, ("",))) / (self.ended - self.began).total_seconds()
+
+    def _lines(self, log: str, words: tuple[str, ...]) -> list[tuple[datetime, str]]:
+        found = []
+        for line in log.splitlines():
+            if line.startswith("{") and any(word in line for word in words):
+                at = datetime.fromisoformat(json.loads(line)["timestamp"])
+                if self.began <= at <= self.ended:
+                    found.append((at, line))
+        return found
