@@ -110,7 +110,7 @@ class Ailing:
         assert passed.refused > 0
         assert passed.slowed > 0
         assert passed.longest_silence(log, NAMES_THE_STORE) < self.story.bad.word_seconds
-        assert passed.lines_a_second(log) < 6 / self.story.bad.word_seconds
+        assert passed.lines_a_second(log) < 8 / self.story.bad.word_seconds
         return passed
 
     def close(self) -> None:
