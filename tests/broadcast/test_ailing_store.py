@@ -71,8 +71,8 @@ class Ailing:
     def _spec(self, endpoint: str, minio: Minio) -> S3Storage:
         return S3Storage(endpoint=endpoint, bucket=minio.bucket, credentials_secret="store")
 
-    def origin_and_relay(self) -> tuple[OriginPod, RelayPod]:
-        """Running, of one run; the origin's `www/` is empty."""
+    def origin_and_relay(self, *handed_in: int) -> tuple[OriginPod, RelayPod]:
+        """Running, of one run; the origin's `www/` is empty, and small versions of these numbers wait for the publisher."""
         changes = {
             "broadcast": cut_into(self.story.shard_bytes),
             "storage": StorageSpec(s3=self._spec(self.proxy.url, self._minio)),
@@ -83,6 +83,8 @@ class Ailing:
         secrets.mkdir()
         (secrets / "accessKey").write_text(self._minio.access_key)
         (secrets / "secretKey").write_text(self._minio.secret_key)
+        for version in handed_in:
+            origin.hand_in(version)
         origin.environment["no_proxy"] = self.proxy.host  # the clients of stores heed proxies
         origin.start_nginx("origin")
         if self.story.impatient:
@@ -201,3 +203,13 @@ def test_a_store_that_says_503_and_then_answers_slowly_delays_a_new_origin_and_i
     assert weights_of(relay, story) == weights
     wait_until("its announcement", lambda: "version announced" in fresh.log("publisher"), story.wait_seconds)
     assert [taken.weights_digest for taken in pods.announcements.taken] == [digest]
+
+
+@pytest.mark.parametrize("ailing", [SHORT], indirect=True)
+def test_a_version_is_announced_before_the_store_takes_the_next_one(ailing: Ailing, pods: Pods) -> None:
+    ailing.proxy.refuse_at(keys.version_shard(1, 0))
+    ailing.origin_and_relay(0, 1)
+    wait_until("version 1 on its way", lambda: ailing.proxy.refusing)
+    wait_until("version 0 to be announced", lambda: pods.announcements.versions() == [0], 20)
+    ailing.proxy.refusing = False
+    wait_until("version 1 to be announced", lambda: pods.announcements.versions() == [0, 1])
