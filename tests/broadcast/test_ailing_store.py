@@ -107,12 +107,12 @@ class Ailing:
         log = origin.log("publisher")
         print(
             f"refused {passed.refused}, slow {passed.slowed}, silence {passed.longest_silence(log, NAMES_THE_STORE):.1f} s,"
-            f" lines a second {passed.lines_a_second(log):.2f}"
+            f" lines a second {passed.lines_a_second(log, NAMES_THE_STORE):.2f}"
         )
         assert passed.refused > 0
         assert passed.slowed > 0
         assert passed.longest_silence(log, NAMES_THE_STORE) < self.story.bad.word_seconds
-        assert passed.lines_a_second(log) < 8 / self.story.bad.word_seconds
+        assert passed.lines_a_second(log, NAMES_THE_STORE) < 8 / self.story.bad.word_seconds
         return passed
 
     def close(self) -> None:

@@ -98,7 +98,7 @@ class Ailing:
             assert answer.status_code == 200, answer.text
 
         passed = self.story.bad.pass_by(self.proxy, look)
-        silence, lines = passed.longest_silence(self.log(), NAMES_IT), passed.lines_a_second(self.log())
+        silence, lines = passed.longest_silence(self.log(), NAMES_IT), passed.lines_a_second(self.log(), NAMES_IT)
         print(f"refused {passed.refused}, slow {passed.slowed}, silence {silence:.1f} s, lines a second {lines:.2f}")
         assert passed.refused > 0
         assert passed.slowed > 0
