@@ -50,9 +50,9 @@ class Passed:
         said = [self.began, *(at for at, _ in self._lines(log, words)), self.ended]
         return max((after - before).total_seconds() for before, after in pairwise(said))
 
-    def lines_a_second(self, log: str) -> float:
-        """Of all kinds, over both halves."""
-        return len(self._lines(log, ("",))) / (self.ended - self.began).total_seconds()
+    def lines_a_second(self, log: str, words: tuple[str, ...]) -> float:
+        """Of those that have one of `words`, over both halves."""
+        return len(self._lines(log, words)) / (self.ended - self.began).total_seconds()
 
     def _lines(self, log: str, words: tuple[str, ...]) -> list[tuple[datetime, str]]:
         found = []

@@ -190,7 +190,7 @@ def test_a_download_longer_than_the_deadline_outlives_a_fault_in_its_middle_and_
     flaky: tuple[Proxy, Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     proxy, store = flaky
-    monkeypatch.setattr(store, "_deadline_seconds", 1.0)
+    monkeypatch.setattr(store, "_deadline_seconds", 3.0)
     mib, chunks = 32, (32 << 20) // READ_BYTES
     store.put("large", bytes(mib << 20))
     beats = 0
@@ -199,7 +199,7 @@ def test_a_download_longer_than_the_deadline_outlives_a_fault_in_its_middle_and_
         nonlocal beats
         beats += 1
         if beats < chunks // 2:
-            time.sleep(0.03)
+            time.sleep(0.06)
         if beats == chunks // 2:
             proxy.losing = 1
 
