@@ -107,8 +107,12 @@ def test_a_secret_that_loses_its_labels_gets_them_back(story: Story, kube: Kube)
     kube.merge("Secret", "sums-trainer-key", story.namespace, nothing)
     story.edit(validator={"replicas": 2})
     story.wait_field("Deployment", "sums-validator", "status.readyReplicas", 2)
+    mark = "app.kubernetes.io/managed-by"
+    story.wait_for(
+        "its labels", lambda: mark in (story.get("Secret", "sums-trainer-key")["metadata"].get("labels") or {})
+    )
     found = story.get("Secret", "sums-trainer-key")["metadata"]
-    assert (found["uid"], found["labels"]["app.kubernetes.io/managed-by"]) == (uid, "shoal-operator")
+    assert (found["uid"], found["labels"][mark]) == (uid, "shoal-operator")
     story.wait_condition("TrainingRun", "sums", "Ready", "True")
     assert story.get("TrainingRun", "sums")["status"]["runPublicKey"] == first
 
