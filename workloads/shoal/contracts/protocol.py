@@ -476,8 +476,12 @@ class HeldByPod(Contract):
     """From agent to worker: leases that this pod holds, for a worker that comes in the place of another."""
 
     leases: list[Lease]
-    handing_in: list[LeaseId] = Field(description="of which files are on their way to the orchestrator, so that their names may change")
-    stays: bool = Field(description="whether a worker that ends now is followed by another one: false once the pod ends, or its owner stops it")
+    handing_in: list[LeaseId] = Field(
+        description="of which files are on their way to the orchestrator, so that their names may change"
+    )
+    stays: bool = Field(
+        description="whether a worker that ends now is followed by another one: false once the pod ends, or its owner stops it"
+    )
 
 
 class RunProgress(Contract):

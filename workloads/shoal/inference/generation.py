@@ -8,7 +8,7 @@ Rows are of one version. When the desk has a newer one for the next lease it fet
 comes later can keep a version from being loaded. What an emptying engine loses is known from the last time. While the run's step still accepts
 its version, the next swap waits until it costs a small part of the time at most (`SWAP_SHARE`).
 
-Where rows are kept in a journal (ADR 0140) it is told once a second what they have more, and a worker that ends leaves them to the process that comes.
+A journal (ADR 0140) is told once a second what rows have more, and a worker that ends leaves them to the process that comes next.
 
 In a run whose rows may be of several versions (ADR 0108) nothing waits for a newer one that the steps of all leases accept. The rows are taken out
 of the engine at once and go on under it, with their prefixes computed again.
@@ -179,7 +179,7 @@ class Generation:
                 row, dropped = self.batch.cut(name, made, self.loaded.version)
                 metrics.LOST.labels("leaving").inc(dropped)
                 if row is not None and len(row.episode.tokens) > row.kept:
-                    keeper.add(row, row.episode.since(row.kept))
+                    keeper.add(row, row.episode.since(row.kept, self.batch.segment_tokens))
         self._hand_in()
         keeper.flush(self._clock())
         for lease in list(self.batch.leases):

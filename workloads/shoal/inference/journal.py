@@ -1,8 +1,8 @@
 """What a journal of unfinished rows says (ADR 0140): lines of one lease, and the rows that are known from them. Pure: functions of bytes.
 
-A line is a checksum and JSON: the lease with its version (`heading`), what a row has more of (`row`), or that a process goes on with it (`tried`). A
-torn or wrong line is as if it were not there. A row is known by its seed, which follows from run, step, node, submission, group and sample. It is kept
-up to whole proofs, of 32 tokens each, or to its end. Written and read by `journal_files`.
+A line is a checksum and JSON: the lease with its version (`heading`), what a row has more (`row`), or that a process goes on with it (`tried`).
+A torn or wrong line is as if it were not there. A row is known by its seed, which follows from run, step, node, submission, group and sample.
+It is kept up to whole proofs, of 32 tokens each, or to its end. Written and read by `journal_files`.
 """
 
 import base64
@@ -35,8 +35,8 @@ class Heading:
 
 @dataclass
 class Recovered:
-    """What one journal says. `rows`: by seed, each from its first token; `cut` are those that go on. `tried`: a process went on with this, and nothing
-    came of it."""
+    """What one journal says. `rows`: by seed, each from its first token; `cut` are those that go on. `tried`: a process went on with it, and
+    nothing came of that."""
 
     heading: Heading
     rows: dict[int, Completion] = field(default_factory=dict)
@@ -115,9 +115,7 @@ def _lines(data: bytes) -> Iterator[dict[str, Any]]:
 
 def _heading(told: dict[str, Any]) -> Heading:
     step = StepInfo.model_validate(told["step"])
-    return Heading(
-        str(told["lease"]), step, int(told["version"]), str(told["weights_digest"]), str(told["software"])
-    )
+    return Heading(str(told["lease"]), step, int(told["version"]), str(told["weights_digest"]), str(told["software"]))
 
 
 def _part(told: dict[str, Any]) -> Completion:

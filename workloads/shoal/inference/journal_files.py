@@ -1,8 +1,8 @@
-"""The journals of this worker's leases, a file each beside those that it hands in; written by a thread of its own, so that decoding waits for no disk.
+"""The journals of this worker's leases, a file each in `tmp/`. A thread of their own writes them, so that decoding waits for no disk.
 
-In: leases as they begin, go on as a rest and end; what their rows have more of, once a second. Out: files that `journal` reads, for the process that
-comes next. A file goes when its lease is handed in or given up. A disk that is full, or files past `MOST_BYTES`, end the journal of this process, and
-are told once: what cannot be kept is drawn again. Called by `worker` and `generation`.
+In: leases as they begin, go on as a rest and end; what their rows have more, once a second. Out: files that `journal` reads, for the process that
+comes next. A file goes when its lease is handed in or given up. A full disk, or more than `MOST_BYTES`, ends the journal of this process, and
+is told once: what cannot be kept is drawn again. Called by `worker` and `generation`.
 """
 
 import os
@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.contracts.protocol import Lease, StepInfo
+from shoal.contracts.protocol import Lease
 from shoal.contracts.run import PublicRun
 from shoal.inference.batch import Row, RunningLease
 from shoal.inference.beside import Beside
