@@ -194,7 +194,8 @@ class Worker:
         self._desk.several = public.several_versions
         self._first = policy
         self._loaded(policy)
-        self._resumed = [found for each in again if (found := self._planned_again(*each, policy)) is not None]
+        planned = [self._planned_again(*each, policy) for each in again]
+        self._resumed = [each for each in planned if each is not None]
         names = {given.lease.lease for given, *_ in self._resumed}
         for lease, left in taken_up:
             if lease.lease not in names:
