@@ -101,6 +101,11 @@ class Journal:
         row.kept += len(new.tokens)
         self.added[row.episode.row.request.seed] = row.kept, new.finish_reason != "cut"
 
+    def whole(self, row: Row, made: Completion) -> None:
+        """A row is whole."""
+        if len(made.tokens) > row.kept:
+            self.add(row, replace(made, tokens=made.tokens[row.kept :]))
+
     def flush(self, now: float) -> None:
         self.rows |= self.added
         self.added, self.flushed = {}, now
@@ -182,8 +187,8 @@ class Worker:
         )
 
     def _made(self, row: Row, completion: Completion) -> None:
-        if self._journal is not None and len(completion.tokens) > row.kept:
-            self._journal.add(row, replace(completion, tokens=completion.tokens[row.kept :]))
+        if self._journal is not None:
+            self._journal.whole(row, completion)
         rows = self._setting.groups * GROUP
         self._scored_at = max(self.engine.now, self._scored_at) + SCORE_SECONDS / rows
 
