@@ -1,5 +1,6 @@
 """A journal's format, and its files: what is torn, wrong or of something else is as if it were not there."""
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ from test_generation import rows_of
 
 from servers import wait_until
 from shoal.contracts.protocol import Lease, rest_of
+from shoal.contracts.run import PublicRun
 from shoal.contracts.vine import VineSettings
 from shoal.environments.episodes import EpisodeTools
 from shoal.inference import journal_files
@@ -123,7 +125,8 @@ def test_a_journal_that_was_tried_says_so_until_something_comes_of_it() -> None:
 
 
 def leased(name: str) -> Lease:
-    return tiny_policy.LEASE.model_copy(update={"lease": name})
+    lease: Lease = tiny_policy.LEASE.model_copy(update={"lease": name})
+    return lease
 
 
 def test_rows_are_of_a_held_lease_of_their_name_or_of_its_rest() -> None:
@@ -137,7 +140,9 @@ def test_rows_are_of_a_held_lease_of_their_name_or_of_its_rest() -> None:
 # The files.
 
 
-def given(public=tiny_policy.PUBLIC, tools: EpisodeTools | None = None, lease: str = "0f" * 16) -> PlannedLease:
+def given(
+    public: PublicRun = tiny_policy.PUBLIC, tools: EpisodeTools | None = None, lease: str = "0f" * 16
+) -> PlannedLease:
     return PlannedLease(
         leased(lease), tiny_policy.WORK, public, tiny_policy.on_disk(3, Path()), rows_of(1, 1) + rows_of(2, 1),
         tools, given=0.0, ends=1e9, life=1e9, shown=tiny_policy.STEP,
@@ -234,7 +239,7 @@ def test_a_full_disk_ends_the_journal_is_told_once_and_leaves_no_file(
     if why == "full":  # /dev/full takes no byte
         (tmp_path / f"{'0f' * 16}.journal").unlink()
         (tmp_path / f"{'0f' * 16}.journal").symlink_to("/dev/full")
-        monkeypatch.setattr(journal_files.os, "O_NOFOLLOW", 0)
+        monkeypatch.setattr(os, "O_NOFOLLOW", 0)
     for second in range(3):
         journal.add(rows[0], part(640, 640 * second))
         journal.flush(1.0 + second)

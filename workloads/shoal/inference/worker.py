@@ -161,7 +161,7 @@ class Worker:
         self._benchmarks = benchmarks_here(public, lambda digest: self._task_table(digest, benchmark=True))
         if self._followers is not None:
             wait_for("the other hosts of the engine", self._followers.are_here, **self._waiting)
-        again = [(lease, left, found) for lease, left in taken_up if (found := self._version_of(left)) is not None]
+        again = [(lease, each, found) for lease, each in taken_up if (found := self._version_of(each)) is not None]
         newest = max((found for *_, found in again), key=lambda found: found.version, default=None)
         policy = newest or wait_for("the first weights", lambda: self._newest(0, 999_999), **self._waiting)
         works = [self._training, *self._benchmarks.values()]
@@ -197,9 +197,9 @@ class Worker:
         planned = [self._planned_again(*each, policy) for each in again]
         self._resumed = [each for each in planned if each is not None]
         names = {given.lease.lease for given, *_ in self._resumed}
-        for lease, left in taken_up:
+        for lease, journal in taken_up:
             if lease.lease not in names:
-                left.path.unlink(missing_ok=True)
+                journal.path.unlink(missing_ok=True)
                 self._agent.give_back(lease.lease)
 
     def _take_up(self) -> list[tuple[Lease, LeftJournal]]:
