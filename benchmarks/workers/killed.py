@@ -163,7 +163,7 @@ class Worker:
         """Begin with a lease that the worker before had."""
         assert self._journal is not None
         given = self._planned(number, places)
-        self.loop.resume(given, self._journal.kept(given))
+        self.loop.batch.begin(given, self._journal.kept(given))
 
     def _planned(self, number: int, places: list[int]) -> PlannedLease:
         self._count += 1

@@ -688,7 +688,7 @@ def follower(keeper: Journal, given: PlannedLease) -> World:
     """The process in the place of one that ended."""
     world = World(keeper=keeper)
     world.engine.prefill_seconds = 1e-9  # so that the clock lets a row go on where it was
-    world.loop.resume(given, keeper.kept(given))
+    world.loop.batch.begin(given, keeper.kept(given))
     return world
 
 

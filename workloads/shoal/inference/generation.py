@@ -14,7 +14,7 @@ In a run whose rows may be of several versions (ADR 0108) nothing waits for a ne
 of the engine at once and go on under it, with their prefixes computed again.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -158,10 +158,6 @@ class Generation:
         if self._leaves_at is None:
             self._leaves_at = self._clock() + GENERATE_SECONDS
             self._desk.want(None)
-
-    def resume(self, given: PlannedLease, kept: Mapping[int, Completion]) -> RunningLease:
-        """Begin a lease of which a process before this one had rows, by index. Those that go on are of the version in the engine."""
-        return self.batch.begin(given, kept)
 
     def put_down(self) -> bool:
         """Take all rows out, and leave them and their leases to the process that comes next; whole leases are handed in. False, and nothing is done,

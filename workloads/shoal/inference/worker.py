@@ -289,7 +289,7 @@ class Worker:
             keeper=self._journal,
         )
         for given, kept, path in self._resumed:
-            self._journal.begin(generation.resume(given, kept), path)
+            self._journal.begin(generation.batch.begin(given, kept), path)
         self._at_desk.start()
         while not (STOP.is_set() and not generation.batch.leases):
             if STOP.is_set():
