@@ -695,6 +695,7 @@ def follower(keeper: Journal, given: PlannedLease) -> World:
 def midway(keeper: Journal) -> tuple[World, PlannedLease]:
     """Some rows of a lease are whole, others run, and one waits."""
     world = World(keeper=keeper)
+    world.loop.batch.segment_tokens = 1  # a step of the clock is two proofs
     world.lease(0, [LONG, SHORT, SHORT, LONG, LONG])
     given = world.leases[0]
     while len(world.loop.batch.leases[0].made if world.loop.batch.leases else ()) < 2:
