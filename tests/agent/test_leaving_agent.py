@@ -53,6 +53,22 @@ def ended(pod: Pod) -> Callable[[], bool]:
     return lambda: process.poll() is not None
 
 
+def test_it_tells_a_new_worker_what_is_held_and_whether_another_follows(stack: Stack, pod: Pod) -> None:
+    def told() -> HeldByPod:
+        said = pod.socket.call("GET", "/v1/held", reply=HeldByPod)
+        assert said is not None
+        return said
+
+    held = lease(pod)
+    assert told() == HeldByPod(leases=[held], handing_in=[], stays=True)
+    assert pod.agent.process is not None
+    pod.agent.process.send_signal(signal.SIGTERM)
+    wait_until("the signal to be seen", lambda: not told().stays)
+    assert told().leases == [held]
+    give_back(pod, held.lease)
+    wait_until("the agent to end", ended(pod))
+
+
 def test_a_new_worker_gives_back_what_a_killed_one_held(stack: Stack, pod: Pod) -> None:
     before = stack.progress().pending_groups
     held = [lease(pod), lease(pod)]
@@ -90,22 +106,6 @@ def test_asked_to_end_it_serves_until_the_file_is_handed_in(stack: Stack, pod: P
     give_back(pod, other.lease)
     wait_until("the agent to end", ended(pod))
     assert pod.agent.process.returncode == 0
-
-
-def test_it_tells_a_new_worker_what_is_held_and_whether_another_follows(stack: Stack, pod: Pod) -> None:
-    def told() -> HeldByPod:
-        said = pod.socket.call("GET", "/v1/held", reply=HeldByPod)
-        assert said is not None
-        return said
-
-    held = lease(pod)
-    assert told() == HeldByPod(leases=[held], handing_in=[], stays=True)
-    assert pod.agent.process is not None
-    pod.agent.process.send_signal(signal.SIGTERM)
-    wait_until("the signal to be seen", lambda: not told().stays)
-    assert told().leases == [held]
-    give_back(pod, held.lease)
-    wait_until("the agent to end", ended(pod))
 
 
 def test_asked_to_end_with_nothing_held_it_ends(pod: Pod) -> None:

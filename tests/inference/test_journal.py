@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_policy
@@ -27,7 +28,7 @@ HEADING = Heading("0f" * 16, tiny_policy.STEP, 3, "ab" * 32, "0.2.0")
 SEED = 2**62 + 5
 
 
-def part(tokens: int, start: int = 0, ends: str = "cut") -> Completion:
+def part(tokens: int, start: int = 0, ends: Any = "cut") -> Completion:
     """Tokens that count on from `start`, with proofs that say of which 32 they are."""
     chunks = range(start // 32, -(-(start + tokens) // 32))
     proofs = b"".join(bytes([chunk]) * PROOF_BYTES for chunk in chunks)
@@ -279,13 +280,14 @@ def test_nobody_waits_for_a_slow_disk(journal: Journal, tmp_path: Path, monkeypa
 
 
 def test_rows_that_are_more_than_tokens_are_not_kept(journal: Journal, tmp_path: Path) -> None:
-    public, tools = tiny_policy.PUBLIC, object()
+    public = tiny_policy.PUBLIC
+    tools: Any = object()
     assert why_not(public, False) is None
     assert why_not(public, True) == "rows call tools"
     assert why_not(public.model_copy(update={"several_versions": True}), False) == "rows may be of several versions"
     assert why_not(tiny_policy.PUBLIC_VINE, False) == "rows have continuations"
     assert isinstance(tiny_policy.PUBLIC_VINE.vine, VineSettings)
     assert why_not(public.model_copy(update={"routes": object()}), False) == "rows have routes"
-    begun(journal, given(tools=tools))  # type: ignore[arg-type]
+    begun(journal, given(tools=tools))
     begun(journal, given(public=tiny_policy.PUBLIC_VINE))
     assert written(journal, tmp_path) == []
