@@ -33,7 +33,7 @@ def part(tokens: int, start: int = 0, ends: Any = "cut") -> Completion:
     chunks = range(start // 32, -(-(start + tokens) // 32))
     proofs = b"".join(bytes([chunk]) * PROOF_BYTES for chunk in chunks)
     numbers = list(range(start, start + tokens))
-    return Completion(numbers, [-0.5 * number for number in numbers], ends, proofs)  # type: ignore[arg-type]
+    return Completion(numbers, [-0.5 * number for number in numbers], ends, proofs)
 
 
 WHOLE = heading_line(HEADING) + row_line(SEED, 0, part(64)) + row_line(SEED, 64, part(40, 64, "stop"))
