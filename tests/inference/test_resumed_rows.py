@@ -92,7 +92,8 @@ def undisturbed(deadline: Deadline) -> Iterator[Node]:
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
+def node(undisturbed: Node) -> Iterator[Node]:
+    """It begins when the other one has ended: both draw for the first submissions."""
     made = Node("127.13.0.42", "disturbed-0")
     yield made
     made.end()
