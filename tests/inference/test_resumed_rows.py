@@ -50,8 +50,10 @@ class Node:
         self.server = SocketAgent(self.process.home, self.agent)
 
     def end(self) -> None:
-        self.process.end()
+        self.process.process.kill()
+        self.process.process.wait()
         self.server.close()
+        self.process.end()
 
     @property
     def journals(self) -> list[Path]:
