@@ -51,6 +51,8 @@ SETTINGS = {
 INFLIGHT = {"run_64_slots": PAPER, "run_128_slots": replace(PAPER, slots=128, rows=128, groups=256)}
 GAP_SEEDS = tuple(range(1, 11))
 KILLED_HOURS = 0.5
+KEPT_STRIDE = 8
+"""Tokens of a step of the clock where rows are kept: a fourth of a proof."""
 KILLED = {
     f"mean_{mean:.0f}_{signal.lower()}_{'whole_leases' if seconds is None else f'parts_{seconds}_s'}": Killed(
         mean, seconds, signal
@@ -58,6 +60,10 @@ KILLED = {
     for mean in (200.0, 1_000.0, MEAN_TOKENS)
     for signal in ("KILL", "TERM")
     for seconds in (None, 10)
+} | {
+    f"mean_{mean:.0f}_{signal.lower()}_kept_rows": Killed(mean, 10, signal, kept=True, stride=KEPT_STRIDE)
+    for mean in (200.0, 1_000.0, MEAN_TOKENS)
+    for signal in ("KILL", "TERM")
 }
 """Every worker is killed once a minute."""
 SIZED = {

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from shoal.contracts.rollouts import SEGMENT_TOKENS
 from shoal.inference.completions import Completion, Request
 from shoal.planner.rates import DECODE_SHARE
 
@@ -35,7 +36,11 @@ class _Row:
     length: int
     done: int = 0
     had: int = 0
-    """Of `done`: before the last swap."""
+    """Of `done`: before the last swap, or in another process."""
+    proved: int = 0
+    """Of `done`: in whole proofs that are made."""
+    told: int = 0
+    """Of `proved`: what `grown` gave."""
 
 
 @dataclass
@@ -61,6 +66,7 @@ class ClockEngine:
     """Of each token of a row that goes on behind a swap."""
     rows: dict[str, _Row] = field(default_factory=dict)
     count: int = 0
+    steps: int = 0
 
     def start(self, request: Request, pauses: Callable[[Sequence[int]], bool] | None = None) -> str:
         if len(self.rows) >= self.sequences:
@@ -70,7 +76,7 @@ class ClockEngine:
             len(request.prompt_tokens) - 1 if self.prefill_seconds else 0
         )  # strides: a row that begins has a prompt of one
         length = length_of(request.seed, self.means[request.seed % len(self.means)], self.stride, self.limit)
-        self.rows[str(self.count)] = _Row(length, had, had)
+        self.rows[str(self.count)] = _Row(length, had, had, had, had)
         self.now += self.prefill_seconds * self.stride * had
         return str(self.count)
 
@@ -78,9 +84,12 @@ class ClockEngine:
         positions = self.prompt_tokens * len(self.rows) + self.stride * sum(row.done for row in self.rows.values())
         reading = (self.weights_bytes + positions * self.cache_bytes_a_token) / self.bandwidth
         self.now += self.stride * max(reading, len(self.rows) * self.token_seconds)
+        self.steps += 1
         ended = []
         for name, row in list(self.rows.items()):
             row.done += 1
+            if self.steps % self._chunk == 0:
+                row.proved = row.had + (row.done - row.had) // self._chunk * self._chunk
             if row.done >= row.length:
                 del self.rows[name]
                 ended.append(
@@ -98,6 +107,20 @@ class ClockEngine:
         """All that run, each with its strides since the last swap."""
         rows, self.rows = self.rows, {}
         return [(name, Completion([0] * (row.done - row.had), [], "cut", b"")) for name, row in rows.items()]
+
+    @property
+    def _chunk(self) -> int:
+        """Strides of a proof. Proofs are made as often, of what is whole then (`inference.proofs`)."""
+        return max(1, SEGMENT_TOKENS // self.stride)
+
+    def grown(self) -> list[tuple[str, Completion]]:
+        """What running rows have more since this was asked last, in whole proofs that are made."""
+        found = []
+        for name, row in self.rows.items():
+            new, row.told = row.proved - row.told, row.proved
+            if new:
+                found.append((name, Completion([0] * new, [], "cut", b"")))
+        return found
 
     def abort(self, names: Collection[str]) -> None:
         for name in names:

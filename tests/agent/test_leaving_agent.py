@@ -10,7 +10,7 @@ from test_agent import Pod
 
 from protocol_stack import Stack
 from servers import Loopback, wait_until
-from shoal.contracts.protocol import Lease, LeaseRequest, LocalReturn
+from shoal.contracts.protocol import HeldByPod, Lease, LeaseRequest, LocalReturn
 from shoal.contracts.validation import Validation
 from shoal.transport import Refused
 
@@ -51,6 +51,22 @@ def ended(pod: Pod) -> Callable[[], bool]:
     assert pod.agent.process is not None
     process = pod.agent.process
     return lambda: process.poll() is not None
+
+
+def test_it_tells_a_new_worker_what_is_held_and_whether_another_follows(stack: Stack, pod: Pod) -> None:
+    def told() -> HeldByPod:
+        said = pod.socket.call("GET", "/v1/held", reply=HeldByPod)
+        assert said is not None
+        return said
+
+    held = lease(pod)
+    assert told() == HeldByPod(leases=[held], handing_in=[], stays=True)
+    assert pod.agent.process is not None
+    pod.agent.process.send_signal(signal.SIGTERM)
+    wait_until("the signal to be seen", lambda: not told().stays)
+    assert told().leases == [held]
+    give_back(pod, held.lease)
+    wait_until("the agent to end", ended(pod))
 
 
 def test_a_new_worker_gives_back_what_a_killed_one_held(stack: Stack, pod: Pod) -> None:

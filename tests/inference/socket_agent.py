@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from shoal.contracts.problems import TYPE_PREFIX, ProblemDocument
-from shoal.contracts.protocol import Lease, LocalReturn, LocalSubmission, StepInfo, SubmissionReceipt, rest_of
+from shoal.contracts.protocol import (
+    HeldByPod,
+    Lease,
+    LocalReturn,
+    LocalSubmission,
+    StepInfo,
+    SubmissionReceipt,
+    rest_of,
+)
 from shoal.contracts.run import AgentState
 from shoal.contracts.task_table import write_tasks
 from shoal.contracts.tasks import Task
@@ -40,6 +48,12 @@ class Agent:
     refused: int = 0
     groups: int = 1
     """Of a lease."""
+    remembers: bool = False
+    """It tells a worker that comes in the place of another what is held; one that was restarted itself knows of nothing."""
+    stays: bool = False
+    """Whether it says that another worker follows on one that ends."""
+    held: dict[str, Lease] = field(default_factory=dict)
+    handing_in: list[str] = field(default_factory=list)
     rests: dict[str, Lease] = field(default_factory=dict)
     """Leases for what parts left, by name."""
 
@@ -56,7 +70,7 @@ class Agent:
             groups=[place for place in had if place not in handed.part.groups],
         )
         name, number = rest_of(handed.lease), FIRST_PART_NUMBER + len(self.rests)
-        self.rests[name] = Lease(
+        self.rests[name] = self.held[name] = Lease(
             lease=name, node=self.state.node, step=4, submission=number, expires_unix=time.time() + 600, part=part
         )
         return self.rests[name]
@@ -83,7 +97,11 @@ class SocketAgent:
             def do_GET(self) -> None:
                 answers: dict[str, Any] = {"/v1/state": agent.state, "/v1/step": agent.step}
                 path = self.path.partition("?")[0]
-                if path == "/v1/tasks":
+                if path == "/v1/held":
+                    leases = list(agent.held.values()) if agent.remembers else []
+                    told = HeldByPod(leases=leases, handing_in=agent.handing_in, stays=agent.stays)
+                    self._answer(200, told.to_json())
+                elif path == "/v1/tasks":
                     self._answer(200, write_tasks(agent.tasks))
                 elif path == "/v1/step" and agent.refuse_steps:
                     problem = ProblemDocument(type=TYPE_PREFIX + agent.refuse_steps, title="Wait", detail="ask again")
@@ -109,9 +127,13 @@ class SocketAgent:
                     asked.pop("parts", None)
                     number, agent.leases = agent.leases, agent.leases + 1
                     lease = Lease(lease=f"{number:032x}", **asked, submission=number, expires_unix=time.time() + 600)
+                    agent.held[lease.lease] = lease
                     self._answer(200, lease.to_json())
                 elif self.path == "/v1/returns":
-                    agent.returned.append(LocalReturn.from_json(body).lease)
+                    name = LocalReturn.from_json(body).lease
+                    agent.returned.append(name)
+                    for each in [*agent.held] if name is None else [name]:
+                        agent.held.pop(each, None)
                     self._answer(204, b"")
                 else:
                     handed = LocalSubmission.from_json(body)
@@ -120,6 +142,7 @@ class SocketAgent:
                         self._answer(409, b'{"title": "The step was sealed", "detail": "ask again"}')
                         return
                     data = (home / "tmp" / handed.file).read_bytes()
+                    agent.held.pop(handed.lease, None)
                     agent.files.append((handed, data))
                     receipt = SubmissionReceipt(
                         lease=handed.lease, sha256="ab" * 32, status="queued", rest=agent.rest(handed)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tiny_policy
 from benchmarks.workers.clock_engine import LIMIT, STRIDE, ClockEngine, length_of
+from benchmarks.workers.killed import Journal
 
 from shoal.contracts.protocol import StepInfo
 from shoal.contracts.run import PublicRun
@@ -20,6 +21,7 @@ from shoal.inference.beside import Beside, RowTools
 from shoal.inference.commitment import GENERATE_SECONDS
 from shoal.inference.completions import Completion, Request
 from shoal.inference.generation import Generation, Wish
+from shoal.inference.journal_files import EVERY_SECONDS
 from shoal.inference.lengths import KnownLengths
 from shoal.inference.rollouts import PlannedRow
 from shoal.inference.tool_episodes import ToolFailedError
@@ -60,7 +62,7 @@ class Tools:
 class World:
     """A desk with leases in a list, tools whose answers the test gives, and what the loop reports."""
 
-    def __init__(self, several: bool = False) -> None:
+    def __init__(self, several: bool = False, keeper: Journal | None = None) -> None:
         self.engine = ClockEngine(SLOTS, (MEAN,))
         self.leases: list[PlannedLease] = []
         self.info: StepInfo | None = None
@@ -84,6 +86,8 @@ class World:
             handing_in=lambda: [str(number) for number in range(self.handing_in)],
             clock=lambda: self.engine.now,
             several=several,
+            made=lambda row, made: keeper.whole(row, made) if keeper is not None else None,
+            keeper=keeper,
         )
 
     def _swap(self, new: VersionOnDisk) -> None:
@@ -678,3 +682,86 @@ def test_a_lease_is_dropped_when_a_part_of_it_was_not_taken() -> None:
     world.loop.batch.leases[0].spoiled = True
     world.loop.turn()
     assert world.lost == [(7, "refused")]
+
+
+def follower(keeper: Journal, given: PlannedLease) -> World:
+    """The process in the place of one that ended."""
+    world = World(keeper=keeper)
+    world.engine.prefill_seconds = 1e-9  # so that the clock lets a row go on where it was
+    world.loop.batch.begin(given, keeper.kept(given))
+    return world
+
+
+def midway(keeper: Journal) -> tuple[World, PlannedLease]:
+    """Some rows of a lease are whole, others run, and one waits."""
+    world = World(keeper=keeper)
+    world.loop.batch.segment_tokens = 1  # a step of the clock is two proofs
+    known = sorted((seed for seed in range(200) if length(seed) > 9), key=length)  # a row is known by its seed
+    world.lease(0, [known[-1], known[0], known[1], known[-2], known[-3]])
+    given = world.leases[0]
+    while len(world.loop.batch.leases[0].made if world.loop.batch.leases else ()) < 2:
+        world.loop.turn()
+    world.engine.now += 5.0
+    world.loop.turn()
+    return world, given
+
+
+def test_a_killed_worker_leaves_what_was_written_and_the_next_one_draws_the_rest() -> None:
+    keeper = Journal()
+    _, given = midway(keeper)
+    kept = keeper.kept(given)
+    assert {index for index, made in kept.items() if made.finish_reason != "cut"} == {1, 2}
+    assert {0, 3} <= {index for index, made in kept.items() if made.finish_reason == "cut"}
+    world = follower(keeper, given)
+    world.until(1)
+    assert world.engine.count == 3, "whole rows are not drawn again"
+    assert [made.sampled for made in world.done[0].completions] == [length(row.request.seed) for row in given.planned]
+    assert sum(len(made.tokens) for made in kept.values()) + world.engine.tokens // STRIDE == sum(
+        length(row.request.seed) for row in given.planned
+    )
+
+
+def test_rows_are_put_down_for_the_next_worker_and_no_lease_goes_back() -> None:
+    keeper = Journal()
+    before, given = midway(keeper)
+    assert before.loop.put_down()
+    assert not before.engine.rows
+    assert not before.loop.batch.leases
+    assert before.lost == []
+    assert not before.loop.turn()
+    world = follower(keeper, given)
+    world.until(1)
+    tokens = before.engine.tokens + world.engine.tokens
+    assert tokens // STRIDE == sum(length(row.request.seed) for row in given.planned), "no token is drawn twice"
+
+
+def test_rows_are_not_put_down_where_some_lease_is_not_kept() -> None:
+    class Half(Journal):
+        def has(self, lease: RunningLease) -> bool:
+            return lease.given.lease.submission == 0
+
+    world = World(keeper=Half())
+    world.lease(0, [SHORT])
+    world.lease(1, [SHORT])
+    while len(world.loop.batch.leases) < 2:
+        world.loop.turn()
+    assert not world.loop.put_down()
+    world.until(2)
+
+
+def test_what_rows_have_more_is_asked_for_once_a_second() -> None:
+    class Counted(Journal):
+        times: list[float]
+
+        def flush(self, now: float) -> None:
+            self.times.append(now)
+            super().flush(now)
+
+    keeper = Counted()
+    keeper.times = []
+    world = World(keeper=keeper)
+    world.lease(0, [LONG])
+    world.until(1)
+    between = [later - before for before, later in zip(keeper.times, keeper.times[1:], strict=False)]
+    assert len(between) > 3
+    assert min(between) >= EVERY_SECONDS

@@ -145,3 +145,23 @@ def test_states_that_are_not_finite_are_an_error_when_proofs_are_taken() -> None
     recorder.finish({"a": 1})
     with pytest.raises(ValueError, match="not finite"):
         recorder.take(["a"])
+
+
+@torch.inference_mode()
+def test_whole_proofs_of_running_sequences_are_told_and_stay() -> None:
+    whole = states_of([100, 70])
+    proofs, recorder, told = encoded(whole), ProofRecorder(), dict.fromkeys(whole, b"")
+    for step in range(70):
+        recorder.add(list(whole), torch.stack([states[step] for states in whole.values()]))
+        had = {name: len(bytes_told) // codec.PROOF_BYTES for name, bytes_told in told.items()}
+        for name, new in recorder.so_far(had).items():
+            told[name] += new
+    for work in recorder._working:
+        work.result()
+    had = {name: len(bytes_told) // codec.PROOF_BYTES for name, bytes_told in told.items()}
+    for name, new in recorder.so_far(had).items():
+        told[name] += new
+    assert told == {name: each[: 2 * codec.PROOF_BYTES] for name, each in proofs.items()}, "those of 64 tokens"
+    assert recorder.so_far({"unknown": 0}) == {"unknown": b""}
+    recorder.finish({"request-1": 70})
+    assert recorder.take(["request-1"]) == {"request-1": proofs["request-1"]}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.workers.clock_engine import length_of
 
 from servers import STARTED_WITH
 
@@ -126,6 +127,17 @@ def test_each_lease_is_in_a_file_or_given_back_in_parts_too(in_parts: dict[str, 
     assert sorted(ends) == sorted({*in_parts["leased"]})
 
 
+def test_what_a_worker_leaves_when_it_is_asked_to_end_the_next_one_finishes() -> None:
+    seen = what_it_saw("resumed")
+    assert len(seen["held"]) == seen["journals"] == 2
+    assert not {*seen["held"]} & {*seen["returned_before"]}
+    assert {*seen["held"]} <= {*seen["files_after"]}
+    assert 0 < seen["kept"] <= seen["drawn"]
+    assert seen["whole"]
+    assert seen["lengths"] == [[seed, length_of(seed, 600.0, 1, 30_720)] for seed, _ in seen["lengths"]]
+    assert seen["left_in_tmp"] == []
+
+
 @pytest.mark.parametrize("at", ["score", "write"])
 def test_a_part_that_fails_ends_its_lease_and_nothing_comes_under_it_any_more(failing: dict[str, Any], at: str) -> None:
     failed = failing["failed"][at]
@@ -136,6 +148,91 @@ def test_a_part_that_fails_ends_its_lease_and_nothing_comes_under_it_any_more(fa
     assert later == []
     ends = [*(file["lease"] for file in failing["files"]), *failing["returned"]]
     assert sorted(ends) == sorted({*failing["leased"]})
+
+
+def two_processes(folder: Path, agent: Any, made: Any, policy: Any) -> dict[str, Any]:
+    """A worker that is asked to end in the middle of rows, and the one in its place."""
+    from benchmarks.workers.clock_engine import ClockEngine
+
+    from shoal.contracts.rollouts import read_rollouts
+    from shoal.inference import journal_files
+    from shoal.telemetry import STOP
+    from shoal.toploc.codec import PROOF_BYTES
+
+    def told(found: Any) -> Any:
+        return [
+            (
+                name,
+                replace(
+                    each, logprobs=[-0.5] * len(each.tokens), proofs=bytes(-(-len(each.tokens) // 32) * PROOF_BYTES)
+                ),
+            )
+            for name, each in found
+        ]
+
+    class Proving(ClockEngine):
+        """Gives proofs that have their size, and lets a row go on where its prefix ends."""
+
+        def start(self, request: Any, pauses: Any = None) -> str:
+            name = super().start(request, pauses)
+            row, had = self.rows[name], len(request.prompt_tokens) - 2
+            row.done = row.had = row.proved = row.told = had
+            return name
+
+        def step(self) -> Any:
+            time.sleep(0.001)
+            return told(super().step())
+
+        def grown(self) -> Any:
+            return told(super().grown())
+
+        def cut(self) -> Any:
+            return told(super().cut())
+
+    def engine() -> Any:
+        return Proving(sequences=8, means=(600.0,), stride=1, limit=30_720)
+
+    journal_files.EVERY_SECONDS = 0.05
+    agent.remembers = agent.stays = True
+    first = made(engine())
+    thread = threading.Thread(target=first.run)
+    thread.start()
+    ends = time.monotonic() + 120
+    while not (agent.files and len(agent.held) == 2 and first._engine.rows):
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    time.sleep(0.3)
+    STOP.set()
+    thread.join(60)
+    assert not thread.is_alive()
+    held, files, drawn = {*agent.held}, len(agent.files), first._engine.tokens
+    journals = len(list((folder / "tmp").glob("*.journal")))
+    STOP.clear()
+    second = made(engine())
+    taken = second._take_up()
+    again = [(lease, left, second._version_of(left)) for lease, left in taken]
+    second._resumed = [second._planned_again(*each, policy) for each in again]
+    kept = sum(len(row.tokens) for _, rows, _ in second._resumed for row in rows.values())
+    thread = threading.Thread(target=second.run)
+    thread.start()
+    while not held <= {handed.lease for handed, _ in agent.files}:
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    agent.stays = False
+    STOP.set()
+    thread.join(60)
+    rows = [row for _, data in agent.files for row in read_rollouts(data)[0]]
+    return {
+        "held": sorted(held),
+        "journals": journals,
+        "returned_before": agent.returned[: agent.returned.index(None)] if None in agent.returned else agent.returned,
+        "files_after": [handed.lease for handed, _ in agent.files[files:]],
+        "kept": kept,
+        "drawn": drawn,
+        "whole": all(len(row.proofs) == -(-len(row.completion_tokens) // 32) * PROOF_BYTES for row in rows),
+        "lengths": sorted((row.seed, len(row.completion_tokens)) for row in rows),
+        "left_in_tmp": [path.name for path in (folder / "tmp").iterdir()],
+    }
 
 
 def main(folder: Path, kind: str) -> None:
@@ -212,6 +309,7 @@ def main(folder: Path, kind: str) -> None:
     )  # fmt: skip
     (folder / "tmp").mkdir()
     server = SocketAgent(folder, agent)
+    module.AGENT_HEARS_SECONDS = 0.0
     module.prompt_tokens = lambda *_: [5, 6]
     module.scored_text = lambda *_: "some tokens"
 
@@ -219,14 +317,23 @@ def main(folder: Path, kind: str) -> None:
         return policy if lowest <= 3 <= highest else None
 
     module.Worker._newest = unsigned
-    worker: Any = module.Worker(folder, Liveness(60.0), EngineSettings())
     environment = Environment()
-    worker._state, worker._public, worker._codec = agent.state, public, public.codec
-    worker._training, worker._benchmarks = WorkContext(public, environment, [TASK] * 3), {}
-    worker._tokenizer, worker._eos, worker._tools = None, frozenset(), [(worker._training, None)]
-    worker._engine, worker._first = Engine(sequences=8, means=(1500.0,)), policy
-    worker._engine.close = lambda: None
-    worker._prepare = lambda: None
+
+    def made(engine: Any) -> Any:
+        worker: Any = module.Worker(folder, Liveness(60.0), EngineSettings())
+        worker._state, worker._public, worker._codec = agent.state, public, public.codec
+        worker._training, worker._benchmarks = WorkContext(public, environment, [TASK] * 3), {}
+        worker._tokenizer, worker._eos, worker._tools = None, frozenset(), [(worker._training, None)]
+        worker._engine, worker._first = engine, policy
+        worker._engine.close = lambda: None
+        worker._prepare = lambda: None
+        return worker
+
+    if kind == "resumed":
+        (folder / "seen.json").write_text(json.dumps(two_processes(folder, agent, made, policy)))
+        server.close()
+        return
+    worker = made(Engine(sequences=8, means=(1500.0,)))
     held: list[int] = []
 
     def until(what: str, wanted: Any) -> None:
@@ -355,7 +462,11 @@ def main(folder: Path, kind: str) -> None:
     line_is_free = threading.Event()
     worker._uploading.put(line_is_free.wait)
     lease = Lease(lease="ee" * 16, node="ab" * 32, step=4, submission=99, expires_unix=0.0)
-    given_up: Any = types.SimpleNamespace(given=types.SimpleNamespace(lease=lease), planned=[], made=[], parting=False)
+
+    class GivenUp(types.SimpleNamespace):
+        __hash__ = object.__hash__
+
+    given_up: Any = GivenUp(given=types.SimpleNamespace(lease=lease), planned=[], made=[], parting=False)
     worker._given_up(given_up, "sealed", None)
     counted = [*worker._returning] == ["ee" * 16] or bool(agent.returned)
     until("the return of a lease", lambda: agent.returned and not worker._returning)

@@ -214,7 +214,7 @@ def run_agent(
         return owner.standing(held.unfinished(), held.expected_seconds(life(session)))
 
     follower = Follower(session, work, leaving, home() / "run" / "status.json", standing)
-    app = socket_routes.make_app(session, held, leaving, state, lambda: _no_lease(standing()))
+    app = socket_routes.make_app(session, held, leaving, state, lambda: _no_lease(standing()), lambda: standing().works)
 
     @app.get("/v1/status")
     def _status() -> Response:

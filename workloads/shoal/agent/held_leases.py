@@ -1,14 +1,16 @@
 """Which leases the worker of this pod holds, as its agent has seen them go by; how they go back when no file will come.
 
 Comes in: leases, receipts and returns that pass the agent's socket. Goes out: `LeaseReturn`s to the orchestrator. A worker that was killed can say
-nothing any more; the next one in its place, or the agent when the pod ends, gives back what it held.
+nothing any more; the next one in its place goes on with what it held (ADR 0140) or gives it back, and the agent does when the pod ends.
 """
 
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from shoal.contracts.protocol import Lease, LeaseReturn
+from shoal.contracts.protocol import HeldByPod, Lease, LeaseReturn
 from shoal.telemetry import get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
 
@@ -32,6 +34,7 @@ class HeldLeases:
         self._lock = threading.Lock()
         self._leases: dict[str, Lease] = {}
         self._begun: dict[str, float] = {}  # monotonic
+        self._handing_in: list[str] = []
         self._took: deque[float] = deque(maxlen=REMEMBERED)  # seconds
 
     def note(self, lease: Lease) -> None:
@@ -66,6 +69,22 @@ class HeldLeases:
     def names(self) -> list[str]:
         with self._lock:
             return list(self._leases)
+
+    def told(self, stays: bool) -> HeldByPod:
+        """What a worker is told that comes in the place of another."""
+        with self._lock:
+            return HeldByPod(leases=list(self._leases.values()), handing_in=sorted(self._handing_in), stays=stays)
+
+    @contextmanager
+    def handing_in(self, lease: str) -> Iterator[None]:
+        """While a file of this lease is on its way, which may outlive the worker that asked for it."""
+        with self._lock:
+            self._handing_in.append(lease)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._handing_in.remove(lease)
 
     def unfinished(self) -> int:
         """How many may still be handed in: one whose time is over, upload included, is waited for no more."""

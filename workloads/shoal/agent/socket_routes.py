@@ -42,11 +42,12 @@ def make_app(
     leaving: threading.Event,
     state: Callable[[], AgentState],
     no_lease: Callable[[], str] = lambda: "",
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> FastAPI:
     """The application over a session. Its handlers run on worker threads, because they wait for the orchestrator.
 
     `held` is kept in step with what passes; once `leaving` is set no further lease is given, nor while `no_lease` says why not. `state` is what
-    the pod's other containers are told.
+    the pod's other containers are told. `goes_on`: whether a worker that ends is started again.
     """
     app = FastAPI(title="Shoal agent", docs_url=None, redoc_url=None)
     app.add_middleware(BodyLimit)
@@ -99,6 +100,11 @@ def make_app(
             held.note(given)
         return json_answer(given)
 
+    @app.get("/v1/held")
+    def holds() -> Response:
+        stays = not leaving.is_set() and goes_on() and session.assignment() is not None
+        return json_answer(held.told(stays))
+
     @app.post("/v1/returns")
     async def returned(request: Request) -> Response:
         wanted = await parse(request, LocalReturn)
@@ -110,17 +116,18 @@ def make_app(
     async def submission(request: Request) -> Response:
         handed = await parse(request, LocalSubmission)
         client = session.orchestrator()
-        try:
-            receipt = await run_in_threadpool(
-                hand_in, client, session.key.public, home() / "tmp", handed, session.neighbourhood
-            )
-        except Refused:
-            held.forget(handed.lease)
-            raise
-        if receipt.rest is not None:
-            held.note_rest(handed.lease, receipt.rest)
-        else:
-            held.forget(handed.lease, done=handed.part is None)
+        with held.handing_in(handed.lease):
+            try:
+                receipt = await run_in_threadpool(
+                    hand_in, client, session.key.public, home() / "tmp", handed, session.neighbourhood
+                )
+            except Refused:
+                held.forget(handed.lease)
+                raise
+            if receipt.rest is not None:
+                held.note_rest(handed.lease, receipt.rest)
+            else:
+                held.forget(handed.lease, done=handed.part is None)
         return json_answer(receipt)
 
     @app.post("/v1/metrics")

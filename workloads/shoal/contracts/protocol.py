@@ -472,6 +472,18 @@ class LocalReturn(Contract):
     lease: LeaseId | None = None
 
 
+class HeldByPod(Contract):
+    """From agent to worker: leases that this pod holds, for a worker that comes in the place of another."""
+
+    leases: list[Lease]
+    handing_in: list[LeaseId] = Field(
+        description="of which files are on their way to the orchestrator, so that their names may change"
+    )
+    stays: bool = Field(
+        description="whether a worker that ends now is followed by another one: false once the pod ends, or its owner stops it"
+    )
+
+
 class RunProgress(Contract):
     """`GET /v1/run`: aggregates of the whole run; nothing in it is secret."""
 

@@ -9,7 +9,15 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from shoal.contracts.protocol import Lease, LeaseRequest, LocalReturn, LocalSubmission, StepInfo, SubmissionReceipt
+from shoal.contracts.protocol import (
+    HeldByPod,
+    Lease,
+    LeaseRequest,
+    LocalReturn,
+    LocalSubmission,
+    StepInfo,
+    SubmissionReceipt,
+)
 from shoal.contracts.run import AgentState
 from shoal.contracts.task_table import read_tasks
 from shoal.contracts.tasks import Task, tasks_digest
@@ -101,6 +109,14 @@ class AgentClient:
             return self._http.call("POST", "/v1/leases", wanted, Lease, deadline_seconds=ASK_SECONDS)
         except (Unavailable, Refused) as error:
             get_logger().debug("no lease", step=step, reason=str(error))
+            return None
+
+    def held(self) -> HeldByPod | None:
+        """What this pod holds; None while nobody says."""
+        try:
+            return self._http.call("GET", "/v1/held", reply=HeldByPod, deadline_seconds=ASK_SECONDS)
+        except (Unavailable, Refused) as error:
+            get_logger().info("not known what this pod holds", reason=str(error))
             return None
 
     def give_back(self, lease: str | None) -> None:

@@ -9,7 +9,7 @@ start; looking whether a lease can be finished while leaving costs that of all r
 import random
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heapreplace
 
@@ -34,6 +34,7 @@ LIKELY = 0.9
 """Chance with which a lease must end in time, or it is not fetched yet: a lost one costs ten times what a small pause does."""
 SPARE = 1.2
 """Of the time that a lease will take, for steps that become slower and rows longer than any before."""
+NOTHING: Mapping[int, Completion] = {}
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class PlannedLease:
     part_seconds: float | None = None
     scored: ScoredOnce | None = None
     """Of its rows so far, which the parts of a lease share."""
+    shown: StepInfo | None = None
+    """The step as it was when the lease was given; None: its rows are not kept (`journal_files`)."""
 
     @property
     def places(self) -> list[int]:
@@ -77,6 +80,8 @@ class Row:
     index: int
     episode: Episode
     started: int = 0
+    kept: int = 0
+    """Tokens of it that are in the journal."""
 
     def left(self, steps: int) -> int:
         """Most tokens that it can still take."""
@@ -236,8 +241,8 @@ class Batch:
         expected = [self.lengths.expected(row_kind(row)) for row in planned]
         return sorted(range(len(planned)), key=lambda index: -expected[index])
 
-    def begin(self, given: PlannedLease) -> RunningLease:
-        """Its rows wait for slots from now on."""
+    def begin(self, given: PlannedLease, kept: Mapping[int, Completion] = NOTHING) -> RunningLease:
+        """Its rows wait for slots from now on. `kept`: what rows have already, by index; `cut` are those that go on behind it."""
         self._newest = given
         self._lacking.append(given.life - (given.ends - given.given))
         lease = RunningLease(given, list(given.planned), deque(), places=given.places)
@@ -246,6 +251,12 @@ class Batch:
             Row(lease, index, Episode(given.planned[index])) for index in self._longest_first(given.planned)
         ]
         self.leases.append(lease)
+        for row in [each for each in lease.waiting if each.index in kept]:
+            row.episode.add(kept[row.index])
+            row.kept = len(row.episode.tokens)
+            if kept[row.index].finish_reason != "cut":
+                lease.waiting.remove(row)
+                self._is_made(row, kept[row.index])
         return lease
 
     def next_row(self, now: float) -> Row | None:
@@ -272,6 +283,10 @@ class Batch:
         self.steps += 1
         self.pace = seconds if self.steps == 1 else self.pace + (seconds - self.pace) / min(self.steps, 64)
 
+    def row(self, name: str) -> Row | None:
+        """The running row with this name in the engine; None: its lease is gone."""
+        return self._by_name.get(name)
+
     def cut(self, name: str, completion: Completion, version: int) -> tuple[Row | None, int]:
         """A running row was taken out of the engine: the row, to be started again, and how many tokens are dropped. None: its lease is gone."""
         row = self._by_name.pop(name, None)
@@ -292,12 +307,13 @@ class Batch:
         if version is not None:
             self._is_made(row, row.episode.ends(completion, version))
             return None
+        goes_on = bool(row.episode.tokens)
         row.episode.add(completion)
         tools = row.tools
         if tools is not None and tools.asks(completion.finish_reason):
             row.of.asking.add(row)
             return row
-        self._is_made(row, row.episode.completion() if tools is not None else completion)
+        self._is_made(row, row.episode.completion() if goes_on or tools is not None else completion)
         return None
 
     def answered(self, row: Row, goes_on: bool) -> None:

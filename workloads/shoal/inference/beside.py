@@ -30,6 +30,11 @@ class Beside:
         self._since = time.monotonic()
 
     @property
+    def idle(self) -> bool:
+        """Whether all that was put is done."""
+        return self._work.empty() and self._since is None
+
+    @property
     def stuck_seconds(self) -> float:
         """Since the piece of work under way began or made progress; 0 without any."""
         since = self._since

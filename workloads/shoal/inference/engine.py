@@ -33,6 +33,7 @@ from shoal.inference.completions import Completion, EngineTerms, HostSpan, Reque
 from shoal.inference.engine_memory import kv_cache_bytes
 from shoal.inference.routes import joined
 from shoal.storage.checkpoint_files import WrongWeights
+from shoal.toploc.codec import CHUNK_TOKENS, PROOF_BYTES
 
 MAX_SEQUENCES = 128
 """Sequences decoded together on a CPU; past this a step grows as fast as the batch."""
@@ -223,6 +224,15 @@ class Engine:
         metrics.RUNNING.set(0)
         return self._proved(ended)
 
+    def grown(self) -> list[tuple[str, Completion]]:
+        """What running requests have sampled since this was asked last, by name, up to whole proofs that are made by now. Waits for none."""
+        longer = {name: each for name, each in self._running.items() if len(each.tokens) - each.told >= CHUNK_TOKENS}
+        if not (longer and self._proofs):
+            return []
+        had = {each.inner: each.told // CHUNK_TOKENS for each in longer.values()}
+        proofs = self._engine.collective_rpc("shoal_so_far", args=(had,))[self._stages][-1]
+        return [(name, new) for name, each in longer.items() if (new := each.since(proofs[each.inner])).tokens]
+
     def generate(
         self, requests: Sequence[Request], over: Callable[[], str | None], pauses: Pauses | None = None
     ) -> list[Completion]:
@@ -297,6 +307,8 @@ class _Sequence:
     finish_reason: Any = None
     ended: float = 0.0
     routes: bytes | None = None
+    told: int = 0
+    """Tokens that `since` gave."""
 
     def add(self, output: Any) -> None:
         """The tokens that are new since the last output, all of them if there was none."""
@@ -305,6 +317,14 @@ class _Sequence:
         self.logprobs += [entry[token].logprob for token, entry in zip(tokens, output.logprobs or (), strict=True)]
         self.finish_reason = output.finish_reason
         self.ended = time.monotonic()
+
+    def since(self, proofs: bytes) -> Completion:
+        """The tokens of these proofs, which are the next ones. A rank may be ahead of what was told of a stage's tokens."""
+        chunks = min(len(proofs) // PROOF_BYTES, (len(self.tokens) - self.told) // CHUNK_TOKENS)
+        first, self.told = self.told, self.told + chunks * CHUNK_TOKENS
+        return Completion(
+            self.tokens[first : self.told], self.logprobs[first : self.told], "cut", proofs[: chunks * PROOF_BYTES]
+        )
 
     def completion(self, proofs: bytes) -> Completion:
         return Completion(self.tokens, self.logprobs, self.finish_reason, proofs, routes=self.routes)

@@ -8,6 +8,8 @@ Rows are of one version. When the desk has a newer one for the next lease it fet
 comes later can keep a version from being loaded. What an emptying engine loses is known from the last time. While the run's step still accepts
 its version, the next swap waits until it costs a small part of the time at most (`SWAP_SHARE`).
 
+A journal (ADR 0140) is told once a second what rows have more, and a worker that ends leaves them to the process that comes next.
+
 In a run whose rows may be of several versions (ADR 0108) nothing waits for a newer one that the steps of all leases accept. The rows are taken out
 of the engine at once and go on under it, with their prefixes computed again.
 """
@@ -51,7 +53,10 @@ class Decoder(Protocol):
         """End these without a completion."""
 
     def cut(self) -> list[tuple[str, Completion]]:
-        """Take out all that run, with what they have so far. Asked only where rows may be of several versions."""
+        """Take out all that run, with what they have so far. Asked only where rows may be of several versions, or are kept."""
+
+    def grown(self) -> list[tuple[str, Completion]]:
+        """What running rows have more since this was asked last, up to whole proofs. Asked only where rows are kept."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,25 @@ class ToolDesk(Protocol):
         """Rows that were answered since: whether each goes on, or what went wrong."""
 
 
+class Keeper(Protocol):
+    """Where rows are kept for the process that comes next (`journal_files.Journal`)."""
+
+    def begin(self, lease: RunningLease) -> None:
+        """A lease begins."""
+
+    def has(self, lease: RunningLease) -> bool:
+        """Whether its rows are kept."""
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to add what rows have more."""
+
+    def add(self, row: Row, new: Completion) -> None:
+        """A running row has these tokens more."""
+
+    def flush(self, now: float) -> None:
+        """Write what was added, beside decoding."""
+
+
 class Generation:
     """One engine and the leases that run in it."""
 
@@ -108,10 +132,12 @@ class Generation:
         clock: Callable[[], float],
         several: bool = False,
         made: Callable[[Row, Completion], None] = lambda row, completion: None,
+        keeper: Keeper | None = None,
     ) -> None:
         """`handing_in`: leases that are scored, written, uploaded or given back now. `clock` gives monotonic seconds. `several`: whether rows may be
-        of several versions. `made` is told each row that is whole, at once."""
+        of several versions. `made` is told each row that is whole, at once. `keeper`: None where no rows are kept."""
         self._several = several
+        self._keeper = keeper
         self.batch = Batch(engine.sequences, made)
         self.loaded = loaded
         self._engine = engine
@@ -132,6 +158,29 @@ class Generation:
         if self._leaves_at is None:
             self._leaves_at = self._clock() + GENERATE_SECONDS
             self._desk.want(None)
+
+    def put_down(self) -> bool:
+        """Take all rows out, and leave them and their leases to the process that comes next; whole leases are handed in. False, and nothing is done,
+        where not all are kept."""
+        keeper = self._keeper
+        self._give_up(self._clock())
+        if keeper is None or not all(keeper.has(lease) for lease in self.batch.leases):
+            return False
+        self.leave()
+        cut = self._engine.cut()
+        self._ended([(name, made) for name, made in cut if made.finish_reason != "cut"])
+        for name, made in cut:
+            if made.finish_reason == "cut":
+                metrics.TOKENS.inc(made.sampled)
+                row, dropped = self.batch.cut(name, made, self.loaded.version)
+                metrics.LOST.labels("leaving").inc(dropped)
+                if row is not None and len(row.episode.tokens) > row.kept:
+                    keeper.add(row, row.episode.since(row.kept, self.batch.segment_tokens))
+        self._hand_in()
+        keeper.flush(self._clock())
+        for lease in list(self.batch.leases):
+            self.batch.drop(lease)
+        return True
 
     def turn(self) -> bool:
         """Give up, begin and start what is due, then decode one step. False where nothing runs: somebody else must do something first."""
@@ -156,6 +205,7 @@ class Generation:
         ended = self._engine.step()
         self.batch.stepped(self._clock() - began)
         self._ended(ended)
+        self._keep()
         self._account(running, cause)
         self._hand_in()
         return True
@@ -167,6 +217,17 @@ class Generation:
             row_at_call = self.batch.ended(name, completion, version)
             if row_at_call is not None:
                 self._tools.ask(row_at_call)
+
+    def _keep(self) -> None:
+        """Tell the keeper now and then what rows have more."""
+        now = self._clock()
+        if self._keeper is None or not self._keeper.due(now):
+            return
+        for name, new in self._engine.grown():
+            row = self.batch.row(name)
+            if row is not None:
+                self._keeper.add(row, new)
+        self._keeper.flush(now)
 
     def _go_on_under_newer(self) -> None:
         """Load a newer version that every lease may have, and let the running rows go on under it at once: they have had slots already."""
@@ -260,6 +321,8 @@ class Generation:
         lease = self.batch.begin(given)
         if not fits:
             self._drop(lease, "swap")
+        elif self._keeper is not None:
+            self._keeper.begin(lease)
 
     def _has_newer_for(self, given: PlannedLease) -> bool:
         """Whether rows go on under newer weights, and those came into the engine while this lease did."""

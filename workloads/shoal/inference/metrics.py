@@ -8,6 +8,9 @@ LOST = Counter(
     "Completion tokens sampled for leases that were given back, or whose file nobody took, or again under newer weights (swap), by cause.",
     ["reason"],
 )
+RESUMED = Counter(
+    "shoal_worker_resumed_tokens_total", "Completion tokens taken over from the process before, out of its journal."
+)
 ROLLOUTS = Counter("shoal_worker_rollouts_total", "Completions generated.")
 CONTINUATIONS = Counter(
     "shoal_worker_continuations_total",

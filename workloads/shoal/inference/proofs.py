@@ -117,6 +117,10 @@ class ProofRecorder:
             made += self._ended.pop(0)[1]
         return {request: b"".join(self._proofs.pop(request, ())) for request in made}
 
+    def so_far(self, had: Mapping[str, int]) -> dict[str, bytes]:
+        """Whole proofs of running requests that are made by now, behind the first `had` of each. They stay here, and nothing is waited for."""
+        return {request: b"".join(self._proofs.get(request, [])[count:]) for request, count in had.items()}
+
     def take(self, requests: Iterable[str]) -> dict[str, bytes]:
         """Proofs of these finished requests, which are then forgotten; waits for the last of them."""
         for work in self._working:

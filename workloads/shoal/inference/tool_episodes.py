@@ -69,6 +69,11 @@ class Episode:
             self.add(Completion(made.tokens[:kept], made.logprobs[:kept], "cut", proofs))
         return len(made.tokens) - kept
 
+    def since(self, first: int, every: int = SEGMENT_TOKENS) -> Completion:
+        """What a row that was cut has from this token on, a multiple of `every`."""
+        size = len(self.proofs) // max(1, len(self.tokens) // every)
+        return Completion(self.tokens[first:], self.logprobs[first:], "cut", self.proofs[first // every * size :])
+
     def ends(self, made: Completion, version: int) -> Completion:
         """The row, whose last stretch `version` sampled; for rows without tools."""
         self.segments.append((version, len(self.tokens)))

@@ -116,6 +116,10 @@ class HiddenStateExtension:
         made: dict[str, bytes] = self.shoal_recorder.take_made(wait=wait)
         return made
 
+    def shoal_so_far(self, had: Mapping[str, int]) -> dict[str, bytes]:
+        """Whole proofs of running requests, behind those that the caller had; none from ranks that do not record."""
+        return {} if self.shoal_recorder is None else self.shoal_recorder.so_far(had)
+
     def shoal_take_routes(self, requests: Collection[str]) -> dict[str, bytes]:
         """The routes of requests that have ended, in the layers of this rank's stage; none from ranks that do not record."""
         return {} if self.shoal_routes is None else self.shoal_routes.take(requests)

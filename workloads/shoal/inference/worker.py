@@ -3,20 +3,21 @@
 In: the agent's socket, `weights/`. Out: one Parquet file a lease in `tmp/`, handed to the agent. Started by `__main__`. The process's first thread
 decodes (`generation`); others fetch and plan leases, answer tools, score files, and write and upload them. Every wait ends when the process is
 asked to stop. What is being generated then is finished if it can be within the grace period, and so is what is scored or handed in; of other leases
-whole groups are handed in, and the rest goes back at once. A lease whose step was sealed meanwhile goes back too. A restart of the agent, a closed
+whole groups are handed in, and the rest goes back at once. Where another process follows in its place, a journal leaves it the rows instead
+(ADR 0140), as it does when the process is killed. A lease whose step was sealed meanwhile goes back too. A restart of the agent, a closed
 step, a refused file or a failed scoring cost one file and no more.
 """
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shoal.contracts.pools import EngineSettings
-from shoal.contracts.protocol import LEAVE_SECONDS, HandedPart, Lease, LocalSubmission, StepInfo, rest_of
+from shoal.contracts.protocol import LEAVE_SECONDS, HandedPart, HeldByPod, Lease, LocalSubmission, StepInfo, rest_of
 from shoal.contracts.rollouts import Rollout, RolloutMetadata, digest_of_weights, versions_of, write_rollouts
 from shoal.contracts.run import AgentState, PublicRun
 from shoal.contracts.signed import Signer
@@ -36,6 +37,8 @@ from shoal.inference.completions import Completion, EngineTerms
 from shoal.inference.engine import Engine
 from shoal.inference.generation import Generation, Wish
 from shoal.inference.hosts import SETTLE_SECONDS, Followers
+from shoal.inference.journal import lease_of
+from shoal.inference.journal_files import Journal, LeftJournal, why_not
 from shoal.inference.lease_desk import MOST_LEASES, LeaseDesk
 from shoal.inference.rollouts import answer_of, assemble, plan_submission
 from shoal.inference.weights import VersionOnDisk, newest_policy, versions_in
@@ -50,6 +53,8 @@ while.
 """
 POLL_SECONDS = 0.5
 KEYS_SECONDS = 5.0  # between questions whether the trainer's key was changed
+AGENT_HEARS_SECONDS = 0.5
+"""For which a worker that is asked to end decodes on before it asks whether its pod ends too."""
 TOOL_PAUSE_SECONDS = 10.0
 """After a tool that failed: the same lease comes again, and with it the same calls."""
 IDLE_SECONDS = 0.1
@@ -96,6 +101,9 @@ class Worker:
         self._tokens_since, self._since = 0, time.monotonic()  # the last generated file
         self._idle_since, self._next_word = time.monotonic(), SAY_AFTER_SECONDS
         self._woken = threading.Event()
+        self._journal = Journal(self._tmp)
+        self._resumed: list[tuple[PlannedLease, Mapping[int, Completion], Path]] = []
+        self._leaving = False  # those that follow were asked for
         self._beside = self._scoring, self._uploading, self._at_tools, self._at_returns = [
             Beside(name, self._woken.set) for name in ("scoring", "uploading", "tools", "returns")
         ]
@@ -137,12 +145,12 @@ class Worker:
     def _prepare(self) -> None:
         """Wait for the run's description, its task table and the first weights; start the engine on them."""
         self._tmp.mkdir(exist_ok=True)
-        for pattern in ("*.parquet", "*.partial"):  # of a process before this one, whose leases are given back below
+        for pattern in ("*.parquet", "*.partial"):  # of a process before this one
             for left in self._tmp.glob(pattern):
                 left.unlink()
         self._state = wait_for("the agent to be admitted to a run", self._admitted, **self._waiting)
         every_line(node=self._state.node)
-        self._agent.give_back(None)
+        taken_up = self._take_up()
         public = self._state.public
         assert public is not None
         self._public: PublicRun = public
@@ -153,7 +161,9 @@ class Worker:
         self._benchmarks = benchmarks_here(public, lambda digest: self._task_table(digest, benchmark=True))
         if self._followers is not None:
             wait_for("the other hosts of the engine", self._followers.are_here, **self._waiting)
-        policy = wait_for("the first weights", lambda: self._newest(0, 999_999), **self._waiting)
+        again = [(lease, each, found) for lease, each in taken_up if (found := self._version_of(each)) is not None]
+        newest = max((found for *_, found in again), key=lambda found: found.version, default=None)
+        policy = newest or wait_for("the first weights", lambda: self._newest(0, 999_999), **self._waiting)
         works = [self._training, *self._benchmarks.values()]
         self._tokenizer = pinned_tokenizer(policy.folder, *(work.public.prompt for work in works))
         with busy("start"):
@@ -163,6 +173,9 @@ class Worker:
             self._tools = [
                 (work, tools_of(work.environment, self._tokenizer, self._eos, work.public.prompt)) for work in works
             ]
+            if (reason := why_not(public, self._tools[0][1] is not None)) is not None:
+                self._journal.on = False
+                get_logger().info("rows are not kept for the process that comes next", reason=reason)
             batch = public.sampling.groups_per_submission * public.group_size * public.rows_each
             terms = EngineTerms(public.max_sequence_length, batch, public.quantization, public.routes)
             span = self._followers.start(terms, policy) if self._followers is not None else None
@@ -171,7 +184,7 @@ class Worker:
                 max_sequence_length=terms.max_sequence_length,
                 batch=terms.batch,
                 settings=self._settings,
-                cuts=public.several_versions,
+                cuts=public.several_versions or self._journal.on,
                 quantization=terms.quantization,
                 routes=terms.routes,
                 span=span,
@@ -181,6 +194,64 @@ class Worker:
         self._desk.several = public.several_versions
         self._first = policy
         self._loaded(policy)
+        planned = [self._planned_again(*each, policy) for each in again]
+        self._resumed = [each for each in planned if each is not None]
+        names = {given.lease.lease for given, *_ in self._resumed}
+        for lease, journal in taken_up:
+            if lease.lease not in names:
+                journal.path.unlink(missing_ok=True)
+                self._agent.give_back(lease.lease)
+
+    def _take_up(self) -> list[tuple[Lease, LeftJournal]]:
+        """Leases that this pod holds and of which a process before this one left rows. All others go back."""
+        left = self._journal.left()
+        held = wait_for("files of the process before", self._settled, **self._waiting).leases if left else []
+        found = [(lease, each) for each in left if (lease := lease_of(each.said.heading, held)) is not None]
+        for each in left:
+            if each not in [taken for _, taken in found]:
+                each.path.unlink(missing_ok=True)
+        if not found:
+            self._agent.give_back(None)
+        else:
+            for lease in held:
+                if lease not in [taken for taken, _ in found]:
+                    self._agent.give_back(lease.lease)
+        return found
+
+    def _settled(self) -> HeldByPod | None:
+        """What this pod holds, once no file is on its way that the process before had begun to hand in."""
+        held = self._agent.held() or HeldByPod(leases=[], handing_in=[], stays=False)
+        return None if held.handing_in else held
+
+    def _version_of(self, left: LeftJournal) -> VersionOnDisk | None:
+        """The version that these rows are of, if it is still the same and their step accepts it."""
+        heading = left.said.heading
+        oldest, last = self._codec.decode(heading.step.step).window
+        found = self._newest(heading.version, heading.version) if oldest <= heading.version <= last else None
+        return found if found is not None and found.manifest.sha256 == heading.weights_digest else None
+
+    def _planned_again(
+        self, lease: Lease, left: LeftJournal, version: VersionOnDisk, loaded: VersionOnDisk
+    ) -> tuple[PlannedLease, Mapping[int, Completion], Path] | None:
+        """The lease with the rows that it has, by index; None where they cannot go on. Rows of an older version than the engine's must be whole."""
+        try:
+            given = self._plan(left.said.heading.step, lease, version)
+        except Exception as error:
+            get_logger().warning("cannot go on with a lease", step=lease.step, reason=str(error))
+            return None
+        kept = {}
+        for index, row in enumerate(given.planned):
+            made = left.said.rows.get(row.request.seed)
+            if made is not None and len(made.tokens) + (made.finish_reason == "cut") <= row.request.max_tokens:
+                kept[index] = made
+        whole = len(kept) == len(given.planned) and all(made.finish_reason != "cut" for made in kept.values())
+        if not kept or not (whole or version.is_same(loaded)):
+            return None
+        tokens = sum(len(made.tokens) for made in kept.values())
+        metrics.RESUMED.inc(tokens)
+        log = get_logger().bind(step=lease.step, submission=lease.submission, version=version.version)
+        log.info("goes on with the rows of the process before", rows=len(kept), tokens=tokens)
+        return given, kept, left.path
 
     @property
     def _engine_there(self) -> Engine:
@@ -214,13 +285,15 @@ class Worker:
             handing_in=self._handing_in,
             clock=time.monotonic,
             several=self._public.several_versions,
-            made=self._score_ahead,
+            made=self._made,
+            keeper=self._journal,
         )
+        for given, kept, path in self._resumed:
+            self._journal.begin(generation.batch.begin(given, kept), path)
         self._at_desk.start()
         while not (STOP.is_set() and not generation.batch.leases):
             if STOP.is_set():
-                self._leave_by()
-                generation.leave()
+                self._leave(generation)
             stepped = generation.turn()
             metrics.OPEN_LEASES.set(len(generation.batch.leases) + len(self._open))
             if self._policy_is_new and generation.batch.running:
@@ -234,6 +307,18 @@ class Worker:
             if not stepped:
                 self._woken.wait(IDLE_SECONDS)
                 self._woken.clear()
+
+    def _leave(self, generation: Generation) -> None:
+        """Leave the rows to the process that follows, where one does; else finish what can be. The agent hears of its pod's end when we do."""
+        waited = LEAVE_SECONDS - (self._leave_by() - time.monotonic())
+        if self._journal.on and generation.batch.leases and not self._leaving:
+            if waited < AGENT_HEARS_SECONDS:
+                return
+            self._leaving = True
+            held, leases = self._agent.held(), len(generation.batch.leases)
+            if held is not None and held.stays and generation.put_down():
+                get_logger().info("rows are left to the process that comes next", leases=leases)
+        generation.leave()
 
     def _handing_in(self) -> list[str]:
         """Leases of which files are on their way, or that go back. That for the rest of a part is there before its name has come."""
@@ -284,6 +369,7 @@ class Worker:
         left = self._desk.take()
         if left is not None:
             self._give_back(left.lease, "leaving")
+        self._journal.settle(ends - time.monotonic())
 
     def _give_back(self, lease: Lease, reason: str) -> None:
         metrics.RETURNED.labels(reason).inc()
@@ -293,6 +379,7 @@ class Worker:
         """The decoding loop has dropped this lease. It is given back beside decoding and uploads, and counts until it is."""
         parting = lease.parting  # before its name, which changes first
         given = lease.given.lease
+        self._journal.end(lease)
         log = get_logger().bind(step=given.step, submission=given.submission, reason=reason)
         if error is None:
             log.info("lease given back", unfinished=len(lease.planned) - len(lease.made))
@@ -370,7 +457,13 @@ class Worker:
             life=work.shape.lease_seconds,
             part_seconds=step.hand_in_every_seconds,
             scored=ScoredOnce(context.environment),
+            shown=step,
         )
+
+    def _made(self, row: Row, completion: Completion) -> None:
+        """A row is whole."""
+        self._journal.whole(row, completion)
+        self._score_ahead(row, completion)
 
     def _score_ahead(self, row: Row, completion: Completion) -> None:
         """Score a row as soon as it is whole: its group waits for one answer then, not for all. What fails is tried again with the file."""
@@ -430,6 +523,7 @@ class Worker:
             return
         if lease.rest is not None:
             lease.rest.spoiled = True
+        self._journal.end(lease.holder)
         self._failed(lease.holder.given.lease, error, lease.tokens)
 
     def _submit(self, lease: RunningLease, rows: Sequence[Rollout]) -> None:
@@ -483,17 +577,21 @@ class Worker:
         """What is left of a lease of which a part was taken is under a lease of its own from now on."""
         left = part.rest
         if left is None or not part.keeps_rest:
+            self._journal.end(part.holder)
             return
         if rest is None:
             left.spoiled = True  # its time was over
+            self._journal.end(left)
             return
         left.given = replace(left.given, lease=rest)
+        self._journal.go_on(left, rest)
         left.parting = False
 
     def _not_taken(self, lease: RunningLease, given: Lease, *, gives_back: bool = True) -> None:
         """A file is lost, and of a part also what is left. An open lease would be given once more, with the rows that were refused."""
         metrics.SUBMISSIONS.labels("refused").inc()
         metrics.LOST.labels("refused").inc(lease.tokens)
+        self._journal.end(lease.holder)
         if lease.rest is not None:
             lease.rest.spoiled = True
         if gives_back:
