@@ -53,20 +53,10 @@ def ended(pod: Pod) -> Callable[[], bool]:
     return lambda: process.poll() is not None
 
 
-def test_it_tells_a_new_worker_what_is_held_and_whether_another_follows(stack: Stack, pod: Pod) -> None:
-    def told() -> HeldByPod:
-        said = pod.socket.call("GET", "/v1/held", reply=HeldByPod)
-        assert said is not None
-        return said
-
-    held = lease(pod)
-    assert told() == HeldByPod(leases=[held], handing_in=[], stays=True)
-    assert pod.agent.process is not None
-    pod.agent.process.send_signal(signal.SIGTERM)
-    wait_until("the signal to be seen", lambda: not told().stays)
-    assert told().leases == [held]
-    give_back(pod, held.lease)
-    wait_until("the agent to end", ended(pod))
+def told(pod: Pod) -> HeldByPod:
+    said = pod.socket.call("GET", "/v1/held", reply=HeldByPod)
+    assert said is not None
+    return said
 
 
 def test_a_new_worker_gives_back_what_a_killed_one_held(stack: Stack, pod: Pod) -> None:
@@ -89,6 +79,7 @@ def test_a_new_worker_gives_back_what_a_killed_one_held(stack: Stack, pod: Pod) 
 
 def test_asked_to_end_it_serves_until_the_file_is_handed_in(stack: Stack, pod: Pod) -> None:
     held, other = lease(pod), lease(pod)
+    assert told(pod) == HeldByPod(leases=[held, other], handing_in=[], stays=True)
     (pod.home / "tmp" / "late.parquet").write_bytes(b"rollouts of a worker that leaves")
     assert pod.agent.process is not None
     pod.agent.process.send_signal(signal.SIGTERM)
@@ -102,6 +93,9 @@ def test_asked_to_end_it_serves_until_the_file_is_handed_in(stack: Stack, pod: P
         return False
 
     wait_until("the signal to be seen", refuses_leases)
+    assert told(pod) == HeldByPod(leases=[held, other], handing_in=[], stays=False), (
+        "no worker follows on one that ends now"
+    )
     assert pod.submit(held, "late.parquet").status == "queued"
     give_back(pod, other.lease)
     wait_until("the agent to end", ended(pod))
