@@ -107,6 +107,9 @@ class PacedEngine:
     def cut(self) -> list[tuple[str, Completion]]:
         raise RuntimeError("there is one version of the weights")
 
+    def grown(self) -> list[tuple[str, Completion]]:
+        raise NotImplementedError("rows are not kept")
+
 
 @dataclass
 class OneLease:
