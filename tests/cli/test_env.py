@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from servers import ROOT
 from shoal.cli.main import app
 from shoal.environments.arithmetic import Arithmetic
-from shoal.environments.checking import check
+from shoal.environments.checking import MEMORY_BYTES, check
 from shoal.environments.probe import probe
 from shoal.environments.scaffold import CannotMake, new_environment
 
@@ -164,3 +164,14 @@ def test_shipped_environments_are_usable(tmp_path: Path, name: str) -> None:
     done = shoal("check", name, "--tasks", "2" if name in ("code", "math") else "50", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{name}: usable in a run" in done.stdout
+
+
+def test_memory_is_that_of_the_scoring_process_and_not_of_the_one_that_checks_it(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's peak of a process begins with that of the process that it was forked from."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package), *filter(None, sys.path)]))
+    held = b"x" * (5 << 29)
+    report = check("word-puzzles", 1, 0, seconds=100.0)
+    assert report.faults == ()
+    assert 20 << 20 < report.peak_bytes < MEMORY_BYTES < len(held)
