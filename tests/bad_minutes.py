@@ -12,11 +12,18 @@ from proxies import AilingProxy, Slow
 
 @dataclass(frozen=True)
 class BadMinutes:
-    """`seconds` of refusals, and then `seconds` of slow answers. Whoever waits says so at least each `word_seconds`."""
+    """`seconds` of refusals, and then `seconds` of slow answers. Whoever waits says so at least each `word_seconds`, on a busy
+    machine up to `late_seconds` later."""
 
     seconds: float
     slow: Slow
     word_seconds: float
+    late_seconds: float = 0.0
+
+    @property
+    def longest_silence(self) -> float:
+        """Seconds."""
+        return self.word_seconds + self.late_seconds
 
     def pass_by(self, proxy: AilingProxy, look: Callable[[], None]) -> "Passed":
         """Go through them; the proxy refuses already. `look` is called each second and fails where something must not be."""

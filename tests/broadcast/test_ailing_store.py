@@ -51,7 +51,7 @@ class Story:
     impatient: bool = False
 
 
-SHORT = Story(80, 256 << 10, BadMinutes(8.0, Slow(0.5, 32 << 10), 6.0), 120.0, impatient=True)
+SHORT = Story(80, 256 << 10, BadMinutes(8.0, Slow(0.5, 32 << 10), 6.0, late_seconds=6.0), 120.0, impatient=True)
 AT_SIZE = Story(1000, 4 << 20, BadMinutes(180.0, Slow(5.0, 16 << 10), 60.0), 1800.0)
 
 
@@ -111,7 +111,7 @@ class Ailing:
         )
         assert passed.refused > 0
         assert passed.slowed > 0
-        assert passed.longest_silence(log, NAMES_THE_STORE) < self.story.bad.word_seconds
+        assert passed.longest_silence(log, NAMES_THE_STORE) < self.story.bad.longest_silence
         assert passed.lines_a_second(log, NAMES_THE_STORE) < 8 / self.story.bad.word_seconds
         return passed
 

@@ -41,7 +41,7 @@ class Story:
 
 
 SHORT = Story(
-    {"vocab_size": 16384, "hidden_size": 128}, BadMinutes(8.0, Slow(1.0, 64 << 10), 6.0), 240.0,
+    {"vocab_size": 16384, "hidden_size": 128}, BadMinutes(8.0, Slow(1.0, 64 << 10), 6.0, late_seconds=6.0), 240.0,
     "from shoal.storage import store; from shoal.telemetry import waiting as w;"
     " store.WORD_SECONDS = w.SAY_AFTER_SECONDS = w.SAY_EVERY_SECONDS = 3.0", undisturbed=True,
 )  # fmt: skip
@@ -102,7 +102,7 @@ class Ailing:
         print(f"refused {passed.refused}, slow {passed.slowed}, silence {silence:.1f} s, lines a second {lines:.2f}")
         assert passed.refused > 0
         assert passed.slowed > 0
-        assert silence < self.story.bad.word_seconds
+        assert silence < self.story.bad.longest_silence
         assert lines < 8 / self.story.bad.word_seconds
         return passed
 
