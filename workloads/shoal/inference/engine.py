@@ -415,6 +415,8 @@ def _engine_arguments(
         }
         if checkpoint.config.get("kv_lora_rank"):
             arguments["compilation_config"] = NO_ROTARY_KERNEL
+            # Where a CPU has AMX the default is another: it wants bfloat16, and a validator may have none.
+            arguments["attention_backend"] = "CPU_MLA"
     else:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
     chosen = {
