@@ -122,9 +122,9 @@ def test_processes_that_packs_cannot_be_shared_by_say_so_and_end(
 LONELY = """
 import sys, time
 from shoal.training.parallel import start_ranks
-ranks = start_ranks("cpu", deadline_seconds=3.0)
+ranks = start_ranks("cpu", deadline_seconds=15.0)
 if ranks.rank == 1:
-    time.sleep(8) if sys.argv[1] == "hangs" else sys.exit(0)
+    time.sleep(35) if sys.argv[1] == "hangs" else sys.exit(0)
 else:
     ranks.all(True, "the step to be read by all")
 """
