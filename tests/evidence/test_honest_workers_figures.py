@@ -52,3 +52,11 @@ def test_sized_leases_spare_a_slow_node_and_take_nothing_from_a_fast_one() -> No
     assert sized["fast"]["slot_occupancy"] >= before["fast"]["slot_occupancy"] - 0.001
     killed = [found[f"killed_every_minute_{name}"] for name in ("sized", "all_groups")]
     assert killed[0]["slow"]["tokens_lost_share"] <= killed[1]["slow"]["tokens_lost_share"]
+
+
+def test_where_rows_are_kept_a_kill_a_minute_loses_a_twentieth_of_the_tokens_at_most() -> None:
+    """`python -m benchmarks.workers --killed` writes these: rows of 200, 1,000 and 9,000 tokens, by kill -9 and by SIGTERM."""
+    shares = json.loads((RESULTS / "workers.json").read_text())["tokens_lost_share"]
+    kept = {name: share for name, share in shares.items() if name.endswith("_kept_rows")}
+    assert len(kept) == 6
+    assert max(kept.values()) <= 0.05 < shares["mean_9000_kill_parts_10_s"]
