@@ -1,7 +1,7 @@
 """Which leases the worker of this pod holds, as its agent has seen them go by; how they go back when no file will come.
 
 Comes in: leases, receipts and returns that pass the agent's socket. Goes out: `LeaseReturn`s to the orchestrator. A worker that was killed can say
-nothing any more; the next one in its place goes on with what it held (ADR 0140) or gives it back, and the agent does when the pod ends.
+nothing any more; the next one in its place goes on with what it held (ADR 0140) or gives it back. When the pod ends, the agent gives it back.
 """
 
 import threading

@@ -319,7 +319,7 @@ class _Sequence:
         self.ended = time.monotonic()
 
     def since(self, proofs: bytes) -> Completion:
-        """The tokens of these proofs, which are the next ones. A rank may be ahead of what was told of a stage's tokens."""
+        """The tokens of these proofs, which are the next ones. A rank may be ahead of the tokens that its stage has told."""
         chunks = min(len(proofs) // PROOF_BYTES, (len(self.tokens) - self.told) // CHUNK_TOKENS)
         first, self.told = self.told, self.told + chunks * CHUNK_TOKENS
         return Completion(

@@ -8,7 +8,7 @@ Rows are of one version. When the desk has a newer one for the next lease it fet
 comes later can keep a version from being loaded. What an emptying engine loses is known from the last time. While the run's step still accepts
 its version, the next swap waits until it costs a small part of the time at most (`SWAP_SHARE`).
 
-A journal (ADR 0140) is told once a second what rows have more, and a worker that ends leaves them to the process that comes next.
+A journal (ADR 0140) is told once a second what rows have more. A worker that ends leaves them to the process that comes next.
 
 In a run whose rows may be of several versions (ADR 0108) nothing waits for a newer one that the steps of all leases accept. The rows are taken out
 of the engine at once and go on under it, with their prefixes computed again.

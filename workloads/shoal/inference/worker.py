@@ -309,7 +309,7 @@ class Worker:
                 self._woken.clear()
 
     def _leave(self, generation: Generation) -> None:
-        """Leave the rows to the process that follows, where one does; else finish what can be. The agent hears of its pod's end when we do."""
+        """Leave the rows to the process that follows, where one does; else finish what can be. The agent learns of the end of its pod when we do."""
         waited = LEAVE_SECONDS - (self._leave_by() - time.monotonic())
         if self._journal.on and generation.batch.leases and not self._leaving:
             if waited < AGENT_HEARS_SECONDS:
