@@ -12,19 +12,18 @@ DRAIN_SECONDS = 10.0
 TRICKLE_SECONDS = 0.25
 
 
-class Proxy:
-    """A TCP proxy that passes requests on. While `losing`, it drops the connection instead of passing the answer back; while `busy`, it says 503."""
+class Listening:
+    """A TCP server on `listen` whose connections a subclass serves, each in a thread, before a server at `target`."""
 
     def __init__(self, listen: tuple[str, int], target: tuple[str, int]) -> None:
         self._target = target
-        self._server = socket.create_server(listen)
+        self._server = socket.create_server(listen, backlog=128)
+        self.host = listen[0]
         self.url = f"http://{listen[0]}:{self._server.getsockname()[1]}"
-        self.losing = 0
-        self.lost = 0
-        self.busy = 0
-        """Connections that are answered so, and are not passed on."""
         self.connections = 0
         """All that were ever accepted."""
+
+    def start(self) -> None:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
@@ -40,6 +39,21 @@ class Proxy:
                 return
             self.connections += 1
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        raise NotImplementedError
+
+
+class Proxy(Listening):
+    """A TCP proxy that passes requests on. While `losing`, it drops the connection instead of passing the answer back; while `busy`, it says 503."""
+
+    def __init__(self, listen: tuple[str, int], target: tuple[str, int]) -> None:
+        super().__init__(listen, target)
+        self.losing = 0
+        self.lost = 0
+        self.busy = 0
+        """Connections that are answered so, and are not passed on."""
+        self.start()
 
     def _serve(self, client: socket.socket) -> None:
         if self.busy:
@@ -81,7 +95,7 @@ class Slow:
     bytes_per_second: int
 
 
-class AilingProxy:
+class AilingProxy(Listening):
     """A TCP proxy before an HTTP server that has bad minutes, for whoever keeps connections open too.
 
     While `refusing`, each request gets 503 with Retry-After, and answers that are on their way are cut off. While `slow`, answers come so.
@@ -89,10 +103,7 @@ class AilingProxy:
     """
 
     def __init__(self, listen: tuple[str, int], target: tuple[str, int]) -> None:
-        self._target = target
-        self._server = socket.create_server(listen, backlog=128)
-        self.host = listen[0]
-        self.url = f"http://{listen[0]}:{self._server.getsockname()[1]}"
+        super().__init__(listen, target)
         self.refusing = False
         self.slow: Slow | None = None
         self.refused = 0
@@ -101,25 +112,12 @@ class AilingProxy:
         self._lock = threading.Lock()
         self._wanted: bytes | None = None
         self._left = 0
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.start()
 
     def refuse_at(self, text: str, count: int = 1) -> None:
         """Refuse from the request on that is the `count`th whose first line has `text`."""
         with self._lock:
             self._wanted, self._left = text.encode(), count
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
         asked = threading.Event()

@@ -108,7 +108,7 @@ class PacedEngine:
         raise RuntimeError("there is one version of the weights")
 
     def grown(self) -> list[tuple[str, Completion]]:
-        raise NotImplementedError("rows are not kept")
+        raise RuntimeError("no rows are kept")
 
 
 @dataclass
