@@ -98,6 +98,13 @@ def image(request: pytest.FixtureRequest) -> Callable[[str], str]:
     return lambda role: f"{prefix}/{role}:{tag}"
 
 
+def go_on(request: pytest.FixtureRequest, namespace: str) -> None:
+    """Begin a test where the one before it in its module left off, in this namespace; skip it when one of them has failed."""
+    request.node.stash[TOUCHED] = [namespace]
+    if broken := request.node.parent.stash.get(BROKEN, ""):
+        pytest.skip(f"the story broke in {broken}")
+
+
 @contextmanager
 def open_space(
     config: pytest.Config, kubeconfig: Path, kube: Kube, image: Callable[[str], str], title: str

@@ -4,6 +4,7 @@ Waits have deadlines, and when one passes, the failure says what the namespace l
 Python) that stays until it is deleted; `reaches` asks from inside such a pod.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import httpx
 from kube_client import Kube
 
 from e2e.artifacts import pod_errors
@@ -124,10 +126,15 @@ class Space:
         }
 
     def wait(self, what: str, poll: Callable[[], Value | None], seconds: float = POD_SECONDS) -> Value:
-        """The first value of `poll` that is neither None nor False; afterwards the test fails with what is wrong with the pods here."""
+        """The first value of `poll` that is neither None nor False; afterwards the test fails with what is wrong with the pods here.
+
+        Until then an API server that does not answer is asked again.
+        """
         end = time.monotonic() + seconds * PATIENCE
         while time.monotonic() < end:
-            value = poll()
+            value: Value | None = None
+            with contextlib.suppress(httpx.TransportError):
+                value = poll()
             if value is not None and value is not False:
                 return value
             time.sleep(0.2)

@@ -11,7 +11,7 @@ import pytest
 from kube_client import Kube
 
 from e2e import clusters
-from e2e.conftest import BROKEN, TOUCHED, open_space
+from e2e.conftest import go_on, open_space
 from e2e.learning import rise
 from e2e.release import NAME, Release
 from e2e.story import PREPARE_SECONDS, READER, ROLES, START_SECONDS, STEP_SECONDS, STRANGER, Story, crashes, is_ready
@@ -44,9 +44,7 @@ def story(
 
 @pytest.fixture(autouse=True)
 def part_of_the_story(request: pytest.FixtureRequest, story: Story) -> None:
-    request.node.stash[TOUCHED] = [story.space.name]
-    if broken := request.node.parent.stash.get(BROKEN, ""):
-        pytest.skip(f"the story broke in {broken}")
+    go_on(request, story.space.name)
 
 
 def test_after_helm_install_and_kubectl_apply_every_condition_becomes_ready(story: Story) -> None:

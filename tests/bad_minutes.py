@@ -13,12 +13,15 @@ from proxies import AilingProxy, Slow
 @dataclass(frozen=True)
 class BadMinutes:
     """`seconds` of refusals, and then `seconds` of slow answers. Whoever waits says so at least each `word_seconds`, on a busy
-    machine up to `late_seconds` later."""
+    machine up to `late_seconds` later. Each half takes longer than that: in one that is silent, nothing else would be too long."""
 
     seconds: float
     slow: Slow
     word_seconds: float
     late_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        assert self.longest_silence < self.seconds
 
     @property
     def longest_silence(self) -> float:

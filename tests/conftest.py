@@ -4,6 +4,7 @@ All are per test run (session): starting them once is what keeps `make test` ins
 before it ends. With CI set, a skipped test fails the run unless it is marked `gpu`: what CI must have is never quietly left out.
 """
 
+import gc
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,6 +116,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             "system" in getattr(item, "fixturenames", ()),
         )
     )
+
+
+gc.disable()  # until the tests are collected: each collection of garbage would look at all that is imported, and at the tests before
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What is there by now stays to the end: no collection of garbage looks at it again."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:

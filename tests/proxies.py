@@ -4,6 +4,7 @@ import contextlib
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -12,7 +13,7 @@ DRAIN_SECONDS = 10.0
 TRICKLE_SECONDS = 0.25
 
 
-class Listening:
+class Listening(ABC):
     """A TCP server on `listen` whose connections a subclass serves, each in a thread, before a server at `target`."""
 
     def __init__(self, listen: tuple[str, int], target: tuple[str, int]) -> None:
@@ -40,8 +41,9 @@ class Listening:
             self.connections += 1
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
+    @abstractmethod
     def _serve(self, client: socket.socket) -> None:
-        raise NotImplementedError
+        """Serve a client, in a thread of its own."""
 
 
 class Proxy(Listening):

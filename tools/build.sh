@@ -78,7 +78,8 @@ if [[ ! -x $program ]]; then
         echo "tools: building $tool with $have; the first time this takes some minutes" >&2
         started=$SECONDS
         # Appears whole or not at all: built under another name, then renamed.
-        GOFLAGS="-mod=readonly -buildvcs=false -trimpath" nice -n 5 \
+        # A compiler lives for seconds: without garbage collection below a gigabyte the same bytes take a quarter less CPU time.
+        GOFLAGS="-mod=readonly -buildvcs=false -trimpath" GOGC=off GOMEMLIMIT=1GiB nice -n 5 \
             go build -ldflags "$flags" -o "$program.partial" "$package" >&2
         if [[ -f names ]]; then
             while read -r name; do ln -sfn kubernetes "$(dirname "$program")/$name"; done <names

@@ -13,7 +13,7 @@ case ${1:-} in kind | local)
 esac
 [[ ${1:-} != core ]] || CORE_CLUSTER=${E2E_CLUSTER:-local} exec tools/core.sh
 
-for tool in kubernetes helm; do tools/build.sh "$tool" >/dev/null; done # kubectl is one of the first's programs
+for tool in kubernetes helm kwok; do tools/build.sh "$tool" >/dev/null; done # kubectl is one of the first's programs
 if [[ " $* " != *" --kubeconfig"* ]]; then
     cluster=${E2E_CLUSTER:-}
     if [[ -z $cluster ]]; then

@@ -218,7 +218,7 @@ def _by_cheap_weights(cheap: Any, seeds: Sequence[int], prompt: int, most_behind
         here = given.to(logits.device)
         positions = torch.full_like(here, prompt - 1 + step)
         last = cheap.model(input_ids=read, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
-        wanted = gumbel.draw(torch.log_softmax(logits_of(cheap, last).float(), dim=-1), here, positions)
+        wanted = gumbel.draw(torch.log_softmax(logits_of(cheap, last), dim=-1), here, positions)
         behind, drawn = gumbel.redraw(torch.log_softmax(logits, dim=-1), wanted, here, positions)
         return torch.where(behind <= most_behind, wanted, drawn)
 

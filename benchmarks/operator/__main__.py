@@ -34,6 +34,8 @@ AIMS: dict[str, tuple[str, float]] = {
     "change_p50_ms": ("<=", 300.0),
     "change_p99_ms": ("<=", 2000.0),
     "events_per_second": (">=", 2000.0),
+    "event_writes": ("<=", 0.0),
+    "own_event_writes": ("<=", 0.0),
     "own_events_per_second": (
         ">=",
         100.0,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from benchmarks.operator.cluster import (
     NAMESPACE,
+    OPERATOR_NAMESPACE,
     Bench,
     Deadline,
     Kube,
@@ -82,15 +83,18 @@ def is_through(process: OperatorProcess, pools: int) -> bool:
 
 
 def cold_start(bench: Bench, pools: int) -> tuple[OperatorProcess, float, int]:
-    """Start the operator beside everything that is there. Returns it, the seconds until all was looked at, and the writes that it made."""
-    bench.kube.delete("Lease", "shoal-operator", "shoal-system")
+    """Start the operator beside everything that is there. Returns it, the seconds until all was looked at, and its writes, which are printed."""
+    bench.kube.delete("Lease", "shoal-operator", OPERATOR_NAMESPACE)
     bench.audit.mark()
     began = time.monotonic()
     process = bench.operator("cold")
     wait("every pool to be looked at", lambda: is_through(process, pools), 300)
     seconds = time.monotonic() - began
     time.sleep(3.0)  # what it might still write
-    return process, seconds, len(bench.audit.writes())
+    writes = bench.audit.writes()
+    for each in writes:
+        print(f"a write at a cold start: {each.verb} {each.resource} {each.namespace}/{each.name}", flush=True)
+    return process, seconds, len(writes)
 
 
 def failover_seconds(bench: Bench, seen: Seen, leader: OperatorProcess) -> float:

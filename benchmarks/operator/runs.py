@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.operator.cluster import (
     CREATORS,
+    OPERATOR_NAMESPACE,
     Bench,
     Deadline,
     Kube,
@@ -148,7 +149,7 @@ def _cold_start(
     A tenth of the healthy runs was edited while it was away. Figures of a thousand runs are written afterwards, behind edits: the queue is never
     empty for long.
     """
-    bench.kube.delete("Lease", "shoal-operator", "shoal-system")
+    bench.kube.delete("Lease", "shoal-operator", OPERATOR_NAMESPACE)
     sent = {_edit(bench.kube, spaces, name, VALUES + 3) for name in names[::10]}
     objects = sum(len(bench.kube.list(kind)) for kind in OWN)
     began = time.monotonic()

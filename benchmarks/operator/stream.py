@@ -117,6 +117,7 @@ def absorb(objects: Sequence[Object], kind: str, count: int) -> dict[str, float]
     """
     from kubernetes.client import Configuration
 
+    from benchmarks.operator.cluster import OPERATOR_NAMESPACE
     from shoal_operator.engine.api_server import ApiServer
     from shoal_operator.engine.cache import Cache
     from shoal_operator.engine.cluster import ClusterError
@@ -128,6 +129,7 @@ def absorb(objects: Sequence[Object], kind: str, count: int) -> dict[str, float]
     from shoal_operator.engine.queue import WorkQueue
     from shoal_operator.engine.storage_classes import StorageClasses
     from shoal_operator.engine.unchanged import Unchanged
+    from shoal_operator.engine.warning_events import WarningEvents
     from shoal_operator.reconcile import reconcile
 
     replayed = [each for each in objects if each["kind"] == kind]
@@ -155,7 +157,9 @@ def absorb(objects: Sequence[Object], kind: str, count: int) -> dict[str, float]
             RunProgressReader(queue.add),
             EventRecorder(api, "bench"),
             StorageClasses(api),
+            WarningEvents(api),
             Unchanged(cache),
+            home=OPERATOR_NAMESPACE,  # otherwise the NetworkPolicy that lets the operator in differs, and that is a write
         )
         done = {"reconciles": 0, "writes": 0}
         counting = threading.Lock()

@@ -31,7 +31,7 @@ SHAPES: dict[str, Shape] = {
     "two-nodes-8b": Shape("two-nodes-8b.yaml", PlanRequest(QWEN_8B)),
     "home-lines-8b": Shape(
         "home-lines-8b.yaml",
-        PlanRequest(QWEN_8B, uplink_mbit=5, downlink_mbit=15, strangers=("strangers=60",)),
+        PlanRequest(QWEN_8B, uplink_mbit=5, downlink_mbit=10, strangers=("strangers=60",)),
     ),
     "always-in-full-8b": Shape(
         "always-in-full-8b.yaml",

@@ -325,10 +325,12 @@ class Told:
 
 
 async def drained(stack: Stack, crowd: Crowd) -> list[tuple[str, str]]:
-    """Confirmed files that have no verdict, `DRAIN_SECONDS` after the end at most."""
+    """Confirmed files that have no verdict when none has come for `DRAIN_SECONDS`. Validators may have a long queue."""
     end = time.monotonic() + DRAIN_SECONDS
     waiting = [name for name, status in crowd.confirmed.items() if status != "expired"]
     while waiting and time.monotonic() < end:
-        waiting = [name for name in waiting if stack.store.size(keys.verdict(*name)) is None]
+        left = [name for name in waiting if stack.store.size(keys.verdict(*name)) is None]
+        if len(left) < len(waiting):
+            waiting, end = left, time.monotonic() + DRAIN_SECONDS
         await asyncio.sleep(PAUSE_SECONDS)
     return waiting

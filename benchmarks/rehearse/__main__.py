@@ -2,6 +2,7 @@
 
 Shapes are those of `benchmarks.plans`, whose plans were committed before. Real are the orchestrator, discovery, Redis, the store (a folder), the
 publisher, one relay's nginx and sync agent, the protocol of every worker and validator, the number of nodes, files, shards, entries and verdicts.
+A plan is compared with by its seconds for the steps that were measured: in the first ones nodes are on probation.
 By the clock are GPUs (`shoal.planner.rates`, each row with its source) and lines. Time is compressed by one factor for GPUs, lines, disks and
 validators alike, so that a planned step takes `--step-seconds` here. What is not compressed is said in the result: polls, heartbeats, Python. Writes
 `plan_error_max`, `rehearsal_hours`, `rehearsal_lost_or_doubled` and `rehearsal` to benchmarks/results/size.json.
@@ -32,6 +33,7 @@ from shoal.cli.local_run import read_manifest
 from shoal.cli.plan import surroundings
 from shoal.contracts.validation import Validation
 from shoal.planner import step_parts
+from shoal.planner.plan import pace
 from shoal_operator.api.validator import ValidatorTemplate
 from shoal_operator.plan_facts import run_facts
 
@@ -148,13 +150,21 @@ def measured(world: World) -> dict[str, Any]:
     }
 
 
-def compared(name: str, found: dict[str, Any]) -> dict[str, Any]:
+def planned_seconds(shape: Shape) -> float:
+    """Of the measured steps on average, by their files' places among those of their nodes."""
+    run, around = shape.run, shape.around
+    files = step_parts.files_a_step(run, around) / max(1, step_parts.nodes(run, around))
+    steps = range(WARM_STEPS, shape.steps)
+    return sum(pace(run, around, int(step * files)).step for step in steps) / len(steps)
+
+
+def compared(name: str, shape: Shape, found: dict[str, Any]) -> dict[str, Any]:
     """The figures beside those of the plan that was committed."""
-    plan = json.loads((HERE / f"{name}.json").read_text())
-    step = plan["step_seconds"]
+    plan, step = json.loads((HERE / f"{name}.json").read_text()), planned_seconds(shape)
     return {
         "plan_error": round(found["step_seconds"] / step - 1, 3),
-        "planned_step_seconds": step,
+        "planned_step_seconds": round(step, 1),
+        "planned_later_step_seconds": plan["step_seconds"],
         "planned_bottleneck": plan["bottleneck"]["part"],
         "planned_parts": {part["name"]: part["seconds"] for part in plan["parts"]},
         **found,
@@ -175,7 +185,7 @@ def one(name: str, steps: int | None, step_seconds: float, fetchers: int) -> dic
         finally:
             services.close()
             loopback.close()
-    return compared(name, found) | {
+    return compared(name, shape, found) | {
         "time_factor": round(factor, 2),
         "bytes_scale": shape.run.shard_bytes / SHARD_BYTES,
         "load_1_min": round(os.getloadavg()[0], 1),

@@ -42,6 +42,8 @@ STRIDES = 100
 """Of the longest completion: an engine's step stands for a hundredth of it."""
 LOOK_SECONDS = 0.1
 """Real seconds between looks at the store."""
+MOST_HASTE = 3.0
+"""Nodes ask for work at most this many times as often as they are told to. 300 that asked 80 times as often would fill the orchestrator's core."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,8 @@ class ClockNode(Node):
                         self._waiting.extend([lease.lease] * rows)
                         self._more.set()
                         continue
-                pause = max(pause, ((step and step.again_seconds) or 0) / self._world.clock.factor)
+                paced = (step and step.again_seconds) or 0
+                pause = max(pause, paced / min(self._world.clock.factor, MOST_HASTE))
             await asyncio.sleep(pause)
 
     async def _generate(self) -> None:

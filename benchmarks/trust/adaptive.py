@@ -43,15 +43,15 @@ from shoal.inference.rollouts import PlannedRow
 from shoal.models.head import logits_of
 from shoal.proofs.calibration import drawn_gaps
 from shoal.sampling import gumbel
-from shoal.sampling.tails import at_least, too_many_left_out
+from shoal.sampling.tails import at_least, too_many
 from shoal.validation.checks.redraw import sum_allowed
 from shoal.validation.models import load_model
 
 KINDS = ("int8", "int4", "fp8", "older")
 DTYPES = ("float32", "bfloat16", *REAL_MODELS)
 """The demo's model in two types of serving, and a real one in both, which has no older version."""
-FILES = 2
-"""Of each kind of cheap weights, and of each direction of the reward."""
+FILES, REAL_FILES = 8, 2
+"""Of each kind of cheap weights, and of each direction of the reward: of the demo's model, and of a real one, whose files take minutes."""
 HONEST_FILES = 24
 FULL_BATCH = 128
 SWAPS = 7
@@ -139,7 +139,7 @@ class Liar:
                 logits_of(
                     model,
                     model.model(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[:, -1],
-                ).float()
+                )
                 / requests[0].temperature
                 for model, cache in zip(models, caches, strict=True)
             ]
@@ -306,7 +306,7 @@ def drops(tokens: int, outliers: float, files: int) -> int:
     """In how many of a node's first `files` files of `tokens` tokens it can drop a row, if it always tries."""
     rows = 0
     for file in range(1, files + 1):
-        rows += not too_many_left_out(rows + 1, file * tokens, outliers)
+        rows += not too_many(rows + 1, file * tokens * outliers)
     return rows
 
 
@@ -400,10 +400,17 @@ def liar_of(made: Made, home: Path, dtype: str) -> tuple[Liar, Mapping[str, Any]
 
 
 def measure(
-    made: Made, home: Path, files: int = FILES, honest: int = HONEST_FILES, dtypes: Sequence[str] = DTYPES
+    made: Made, home: Path, files: int | None = None, honest: int = HONEST_FILES, dtypes: Sequence[str] = DTYPES
 ) -> dict[str, Any]:
-    """Some six minutes a dtype on one core."""
-    return {dtype: of_dtype(*liar_of(made, home / f"adaptive-{dtype}", dtype), files, honest) for dtype in dtypes}
+    """Some six minutes a dtype on one core. `files`: None for `FILES`, or `REAL_FILES`."""
+    return {
+        dtype: of_dtype(
+            *liar_of(made, home / f"adaptive-{dtype}", dtype),
+            files or (REAL_FILES if dtype in REAL_MODELS else FILES),
+            honest,
+        )
+        for dtype in dtypes
+    }
 
 
 def of_dtype(liar: Liar, cheap: Mapping[str, Any], files: int, honest: int) -> dict[str, Any]:

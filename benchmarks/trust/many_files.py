@@ -5,7 +5,7 @@ upper limit of the rate. Files come from the workers' own engine, some at a time
 goes on where it was stopped. 3,000 files without a reject bound the rate below 0.1 % (`interval`). Hours on one core: run it at idle priority.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,17 @@ FIRST = 10_000
 
 
 def measure(
-    made: Made, home: Path, held: Mapping[str, Any], keep: Callable[[Mapping[str, Any]], None]
+    made: Made,
+    home: Path,
+    held: Mapping[str, Any],
+    keep: Callable[[Mapping[str, Any]], None],
+    dtypes: Sequence[str] = tuple(FILES),
 ) -> dict[str, Any]:
-    """All of `FILES`, after what `held` (an earlier result of this function, or nothing) has; `keep` gets the result so far."""
+    """Those of `FILES`, after what `held` (an earlier result of this function, or nothing) has; `keep` gets the result so far."""
     found = {name: dict(held[name]) for name in FILES if name in held}
     for name, wanted in FILES.items():
+        if name not in dtypes:
+            continue
         so_far = found.setdefault(name, {"files": 0, "rejected": 0, "evidence": ""})
         if so_far["files"] >= wanted:
             continue

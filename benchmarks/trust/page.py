@@ -1,14 +1,17 @@
 """The measured parts of docs/adversaries.md: between two marks each, written anew from `trust.json`. Pure but for `write_page`.
 
-In: the parts of the result. Out: lines of Markdown. Called by `__main__` at its end; what nobody has measured says so.
+In: the parts of the result. Out: lines of Markdown, and the picture. Called by `__main__` at its end; what nobody has measured says so.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adversaries.md"
+PICTURE = "images/adaptive_liar.svg"
+"""Beside the page."""
 NOT_MEASURED = ["Not measured yet."]
 ALL_ROWS = "parsing, cheap checks, rewards (one core)"
 """The part of a check that looks at every row, whatever the node's standing."""
@@ -171,6 +174,33 @@ def many_lines(part: Mapping[str, Any]) -> list[str]:
     return ["| served in | files, every row checked | rejected | rate at most (95 %) |", "|---|---|---|---|", *rows]
 
 
+def draw_curves(parts: Mapping[str, Any], picture: Path) -> list[str]:
+    """Draw what an adaptive liar gains, by type of serving, into `picture`; the lines of Markdown that show it."""
+    if "standing" not in parts:
+        return NOT_MEASURED
+    from benchmarks.trust import figure  # matplotlib, which nobody else here needs
+
+    found = figure.curves(by_dtype(parts["standing"]), by_dtype(parts.get("adaptive", {})), honest_counts(parts))
+    figure.draw(found, AIMS, picture)
+    alt = "Tokens not drawn, reward moved, files not rejected and files accepted, over false rows of a file, by type of serving"
+    return [f"![{alt}]({PICTURE})", "", *figure.captions(found)]
+
+
+def honest_counts(parts: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """By type of serving: honest files judged with every row checked, and how many of them were rejected, in all parts."""
+    files, rejected = Counter[str](), Counter[str]()
+    for part in ("honest", "whole-runs"):
+        if part in parts:
+            files[parts[part]["dtype"]] += parts[part]["files"]
+            rejected[parts[part]["dtype"]] += parts[part]["rejected_files"]
+    adaptive = {name: each["honest"] for name, each in by_dtype(parts.get("adaptive", {})).items()}
+    for counts in (adaptive, by_dtype(parts.get("many-files", {}))):
+        for name, each in counts.items():
+            files[name] += each["files"]
+            rejected[name] += each["rejected"]
+    return {name: (files[name], rejected[name]) for name in files}
+
+
 def by_dtype(part: Mapping[str, Any]) -> dict[str, Any]:
     """What a part found for each type of serving, without the facts of its measuring."""
     return {name: each for name, each in part.items() if isinstance(each, Mapping) and name != "versions"}
@@ -185,6 +215,7 @@ BLOCKS = {
     "power": power_lines,
     "cost": cost_lines,
 }
+CURVES = "curves"
 
 
 def write_page(parts: Mapping[str, Any], page: Path = PAGE) -> None:
@@ -195,7 +226,7 @@ def write_page(parts: Mapping[str, Any], page: Path = PAGE) -> None:
     text = replaced(
         text, "mutated", mutated_lines(parts["mutated"]["outcomes"]) if "mutated" in parts else NOT_MEASURED
     )
-    page.write_text(text)
+    page.write_text(replaced(text, CURVES, draw_curves(parts, page.parent / PICTURE)))
 
 
 def _silence(silent: Sequence[str], settings: Sequence[str]) -> str:

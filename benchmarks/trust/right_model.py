@@ -42,7 +42,7 @@ class RightModel:
         tokens = torch.tensor([[*row.prompt_tokens, *row.completion_tokens]])
         first, count = len(row.prompt_tokens) - 1, len(row.completion_tokens)
         states = self._model.model(input_ids=tokens, use_cache=False).last_hidden_state[0, first : first + count]
-        logprobs = torch.log_softmax(logits_of(self._model, states).float() / row.temperature, dim=-1)
+        logprobs = torch.log_softmax(logits_of(self._model, states) / row.temperature, dim=-1)
         return Seen(states.float().numpy(), logprobs.numpy())
 
     def prove(self, row: Rollout) -> Rollout:

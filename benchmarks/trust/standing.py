@@ -20,7 +20,7 @@ from benchmarks.trust.models import Made
 from shoal.contracts.protocol import Lease
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import Verdict
-from shoal.sampling.tails import too_many_left_out
+from shoal.sampling.tails import too_many
 
 CHEAP = ("int8", "int4")
 LOOKS = 40
@@ -67,7 +67,7 @@ def accepted(verdicts: Sequence[Verdict], outliers: float | None) -> int:
         if verdict.outcome == "reject":
             break
         more, seen = rows + len(verdict.left_out), tokens + verdict.looked_at
-        if verdict.left_out and (outliers is None or too_many_left_out(more, seen, outliers)):
+        if verdict.left_out and (outliers is None or too_many(more, outliers * seen)):
             continue
         count, rows, tokens = count + 1, more, seen
     return count

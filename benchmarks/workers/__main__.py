@@ -1,12 +1,13 @@
 """How much of an engine's time workers use: `python -m benchmarks.workers [--hours H]`, some minutes; writes `benchmarks/results/workers.json`.
 
 The engine is a clock at the speed of four H100 with a 32B model and the paper's lengths; planning, filling, swapping and giving up are the
-product's own (`fleet`). `steady` has one version and an endless step, `run` steps of the paper's size with versions that come. Each is compared
-with one lease at a time. `--killed` measures `tokens_lost_share` alone and keeps the other figures; `--inflight` does so with `inflight`: the same
-run where rows go on under newer weights (`rollouts.versions: Several`), beside one whose rows are of one version. `--reward-gap` measures
-`inflight_reward_gap` (`reward_gap`), `--false-rejects` `false_rejects` (`honest`), `--false-rejects-fp8` the same of rounded weights, `--rounded`
-`rounded_weights` (`rounded`). The first two take a quarter of an hour of a core each, and a call without options leaves all four as they are.
-`--sized` measures `sized_leases` alone (`sized`), some minutes.
+product's own (`fleet`). `--filled` compares several leases with one at a time, in settings of two kinds: `steady` has one version and an endless
+step, `run` steps of the paper's size with versions that come. The lengths of 30 files decide a ratio to two hundredths, so figures of the paper's
+shape are means over seeds of the lengths, with their 95 % intervals. `--killed` measures `tokens_lost_share` alone and keeps the other figures;
+`--inflight` does so with `inflight`: the same run where rows go on under newer weights (`rollouts.versions: Several`), beside one whose rows are of
+one version. `--reward-gap` measures `inflight_reward_gap` (`reward_gap`), `--false-rejects` `false_rejects` (`honest`), `--false-rejects-fp8` the
+same of rounded weights, `--rounded` `rounded_weights` (`rounded`). The first two take a quarter of an hour of a core each, and a call without
+options leaves all four as they are. `--sized` measures `sized_leases` alone (`sized`), some minutes.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import structlog
 
 from benchmarks.reproduce.__main__ import run_arms
 from benchmarks.reproduce.arms import INFLIGHT_ARMS
-from benchmarks.reproduce.summary import at_end, paired
+from benchmarks.reproduce.summary import Interval, at_end, interval, paired
 from benchmarks.workers.clock_engine import LIMIT_TOKENS, MEAN_TOKENS, SPREAD, STRIDE
 from benchmarks.workers.fleet import Found, Setting, simulate
 from benchmarks.workers.honest import false_rejects, false_rejects_fp8
@@ -48,6 +49,12 @@ SETTINGS = {
     "steady_64_slots_mixed": replace(STEADY, means=(2_000.0, 4_000.0, 8_000.0, 16_000.0)),
     "run_64_slots": PAPER,
 }
+MEASURED = {
+    "steady_64_slots": ("slot_occupancy", "tokens_ratio_to_one_lease"),
+    "run_64_slots": ("engine_idle_share", "expired_share"),
+}
+"""Settings that every seed is tried in, and the figures that are taken from them. Others have the first seed only."""
+SEEDS = tuple(range(10))
 INFLIGHT = {"run_64_slots": PAPER, "run_128_slots": replace(PAPER, slots=128, rows=128, groups=256)}
 GAP_SEEDS = tuple(range(1, 11))
 KILLED_HOURS = 0.5
@@ -123,6 +130,43 @@ def compared(setting: Setting, found: Found, one: Found) -> dict[str, Any]:
     }
 
 
+def filled(hours: float) -> dict[str, Any]:
+    """Engines with several leases beside those with one, some minutes of two cores."""
+    found: dict[str, Any] = {}
+    over_seeds: dict[str, dict[str, Interval]] = {}
+    # A process may do several in turn: metrics are a process's, and `simulate` takes what they gained.
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as processes:
+        begun = {
+            (name, seed): [
+                processes.submit(simulate, each, hours, WARM_UP_HOURS)
+                for each in (replace(setting, seed=seed), replace(setting, seed=seed, leases=1))
+            ]
+            for name, setting in SETTINGS.items()
+            for seed in (SEEDS if name in MEASURED else SEEDS[:1])
+        }
+        for name, setting in SETTINGS.items():
+            made = [
+                compared(replace(setting, seed=seed), *(each.result() for each in begun[name, seed]))
+                for seed in (SEEDS if name in MEASURED else SEEDS[:1])
+            ]
+            found[name] = made[0]
+            if name in MEASURED:
+                over_seeds[name] = {key: interval([each[key] for each in made]) for key in KEYS}
+                found[name]["of_each_seed"] = {key: [round(each[key], 4) for each in made] for key in KEYS}
+            told: dict[str, Any] = over_seeds[name] if name in MEASURED else made[0]
+            print(name, *(f"{key} {told[key]}" for key in KEYS), flush=True)
+    figures = {key: over_seeds[name][key] for name, keys in MEASURED.items() for key in keys}
+    return {
+        **{key: figure.mean for key, figure in figures.items()},
+        "half_of_95_percent": {key: figure.half for key, figure in figures.items()},
+        "seeds": len(SEEDS),
+        "lengths": {"mean": MEAN_TOKENS, "limit": LIMIT_TOKENS, "spread": SPREAD, "stride": STRIDE},
+        "hours": hours,
+        "found": found,
+        "software": {"shoal": installed().version, "python": platform.python_version()},
+    }
+
+
 def accepted(found: Found) -> float:
     """Tokens a second in files that came in time."""
     return found.tokens_a_second * (1 - found.expired_share)
@@ -152,7 +196,8 @@ def reward_gap() -> dict[str, Any]:
 def write(found: dict[str, Any]) -> None:
     """Put these figures in the place of the older ones. Those of swaps are of `benchmarks.inference`."""
     swaps = json.loads(INFERENCE.read_text())
-    document = json.loads(RESULT.read_text()) | found
+    document = json.loads(RESULT.read_text()) | found | found.get("filled", {})
+    document.pop("filled", None)
     document |= {name: swaps[name] for name in ("swap_seconds", "swap_seconds_by_ranks")}
     RESULT.write_text(json.dumps(document, indent=1) + "\n")
 
@@ -164,6 +209,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hours", type=float, default=HOURS, help="of virtual time, the first of them to warm up")
     for option, name, what in (
+        ("--filled", "filled", "what is compared with one lease at a time"),
         ("--killed", "tokens_lost_share", "what is lost of workers that are killed"),
         ("--sized", "sized_leases", "a fast and a slow node with leases of their size"),
         ("--inflight", "inflight", "rows of several versions beside those of one"),
@@ -174,48 +220,19 @@ def main() -> None:
     ):
         parser.add_argument(option, dest="only", action="append_const", const=name, help=f"only {what}")
     asked = parser.parse_args()
+    if asked.hours <= WARM_UP_HOURS:
+        parser.error(f"--hours {asked.hours}: more than {WARM_UP_HOURS:g}, which warm up")
     alone: dict[str, Callable[[], Any]] = {
         "inflight_reward_gap": reward_gap,
         "false_rejects": false_rejects,
         "false_rejects_fp8": false_rejects_fp8,
+        "filled": lambda: filled(asked.hours),
         "inflight": lambda: inflight(asked.hours),
         "tokens_lost_share": killed_shares,
         "sized_leases": sized_leases,
         "rounded_weights": rounded_weights,
     }
-    chosen = {name: alone[name]() for name in alone if name in (asked.only or ())}
-    if chosen:
-        write(chosen)
-        return
-    if asked.hours <= WARM_UP_HOURS:
-        parser.error(f"--hours {asked.hours}: more than {WARM_UP_HOURS:g}, which warm up")
-    found = {}
-    with ProcessPoolExecutor(max_workers=2 * len(SETTINGS), mp_context=get_context("fork")) as processes:
-        begun = {
-            name: [
-                processes.submit(simulate, each, asked.hours, WARM_UP_HOURS)
-                for each in (setting, replace(setting, leases=1))
-            ]
-            for name, setting in SETTINGS.items()
-        }
-        for name, pair in begun.items():
-            found[name] = compared(SETTINGS[name], *(each.result() for each in pair))
-            print(name, *(f"{key} {found[name][key]:.3f}" for key in KEYS), flush=True)
-    steady, run = found["steady_64_slots"], found["run_64_slots"]
-    document = {
-        "slot_occupancy": steady["slot_occupancy"],
-        "tokens_ratio_to_one_lease": steady["tokens_ratio_to_one_lease"],
-        "engine_idle_share": run["engine_idle_share"],
-        "expired_share": run["expired_share"],
-        "tokens_lost_share": killed_shares(),
-        "sized_leases": sized_leases(),
-        "inflight": inflight(asked.hours),
-        "lengths": {"mean": MEAN_TOKENS, "limit": LIMIT_TOKENS, "spread": SPREAD, "stride": STRIDE},
-        "hours": asked.hours,
-        "found": found,
-        "software": {"shoal": installed().version, "python": platform.python_version()},
-    }
-    write(document)
+    write({name: alone[name]() for name in asked.only or ("filled", "tokens_lost_share", "sized_leases", "inflight")})
 
 
 KEYS = ("slot_occupancy", "engine_idle_share", "expired_share", "tokens_ratio_to_one_lease")

@@ -2,10 +2,11 @@
 
 In: a `Setting`. Out: what the engines did, from the workers' own metrics. Simulated are the engines (`clock_engine`), the store's lines, the
 validators and the trainer, each by a time; which step is open, whether it has room and how many leases a node may hold is decided by
-`orchestrator.work`.
+`orchestrator.work`. Whether a group carries signal is drawn, and the orchestrator knows of the share only what it has judged.
 """
 
-from collections import defaultdict
+import random
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,12 +27,11 @@ from shoal.inference.lease_desk import LeaseDesk
 from shoal.inference.rollouts import PlannedRow
 from shoal.inference.weights import VersionOnDisk
 from shoal.orchestrator.work import allocation, step_counter
+from shoal.orchestrator.work.load import RATE_STEPS
 from shoal.planner.rates import FILE_BYTES_A_TOKEN, TRAINING_SHARE
 
 ASYNC_LEVEL, STEPS = 2, 1_000
 GROUP = 16
-SIGNAL = 0.5
-"""Of accepted groups carry signal."""
 SCORE_SECONDS, CHECK_SECONDS = 5.0, 60.0
 UPLINK_BYTES_A_SECOND = 100e6 / 8
 SWAP_SECONDS = 15.0
@@ -41,6 +41,8 @@ PREFILL_SECONDS = 2 * 32.8e9 / (4 * 989e12 * TRAINING_SHARE)
 BROADCAST_SECONDS = 14 * 60.0
 """Paper, section 4.2: a version's way to the workers."""
 IDLE_SECONDS = 0.5
+SEEDS_APART = 10**9
+"""Between the rows' seeds of one setting and of the same with the next seed."""
 TASK = Task(problem_id="clock", task_type="math", prompt="", verification_info={}, metadata={})
 PUBLIC = PublicRun(
     run="clock",
@@ -73,6 +75,10 @@ class Setting:
     swaps: bool = True
     several: bool = False
     """Rows go on under newer weights."""
+    seed: int = 0
+    """Of the rows' lengths, and of which groups carry signal."""
+    signal: float = 0.5
+    """Share of groups that carry signal."""
 
 
 @dataclass
@@ -82,9 +88,12 @@ class Orchestrator:
     setting: Setting
     open: dict[str, tuple[int, int, float]] = field(default_factory=dict)
     """Lease -> step, worker, expiry."""
-    files: list[tuple[float, int]] = field(default_factory=list)
-    """When each waiting file is judged, and of which step."""
-    judged: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    files: list[tuple[float, int, int]] = field(default_factory=list)
+    """When each waiting file is judged, of which step it is, and its number."""
+    judged: Counter[int] = field(default_factory=Counter)
+    """Groups in accepted files of each step."""
+    carrying: Counter[int] = field(default_factory=Counter)
+    """Those of them that carry signal."""
     versions: list[float] = field(default_factory=lambda: [0.0])
     """When each version is at the workers; version s + 1 is made of step s."""
     announced: list[float] = field(default_factory=lambda: [0.0])
@@ -98,28 +107,41 @@ class Orchestrator:
         return self.setting.rows // GROUP
 
     def settle(self, now: float) -> None:
-        for at, step in [each for each in self.files if each[0] <= now]:
-            self.files.remove((at, step))
+        for at, step, number in sorted(each for each in self.files if each[0] <= now):
+            self.files.remove((at, step, number))
             if step in self.sealed:
                 self.expired += 1
                 continue
             self.judged[step] += self.file_groups
-            if self.judged[step] * SIGNAL >= self.setting.groups and step == min(set(range(step + 1)) - self.sealed):
-                self.sealed.add(step)
+            self.carrying[step] += self._carrying(number)
+            while self.carrying[first := len(self.sealed)] >= self.setting.groups:
+                self.sealed.add(first)
                 trained = max(at, self.announced[-1]) + self.setting.train
                 self.announced.append(trained)
                 self.versions.append(trained + BROADCAST_SECONDS)
         for name in [name for name, (_, _, ends) in self.open.items() if ends < now]:
             del self.open[name]
 
+    def _carrying(self, number: int) -> int:
+        """Groups of this file that carry signal."""
+        draws = random.Random(f"signal {self.setting.seed} {number}")
+        return sum(draws.random() < self.setting.signal for _ in range(self.file_groups))
+
+    @property
+    def rate(self) -> float:
+        """As `orchestrator.work.load.signal_rate` finds it."""
+        newest = sorted(self.judged)[-RATE_STEPS:]
+        return allocation.signal_rate(
+            sum(self.judged[step] for step in newest), sum(self.carrying[step] for step in newest)
+        )
+
     def latest(self, now: float) -> int:
         return sum(at <= now for at in self.announced) - 1
 
     def load(self, step: int) -> allocation.StepLoad:
         pending = sum(each[0] == step for each in self.open.values()) + sum(each[1] == step for each in self.files)
-        counted = int(self.judged[step] * SIGNAL)
         groups = self.file_groups
-        return allocation.StepLoad(step, self.setting.groups, counted, pending * groups, self.judged[step])
+        return allocation.StepLoad(step, self.setting.groups, self.carrying[step], pending * groups, self.judged[step])
 
     def step(self, now: float) -> StepInfo | None:
         self.settle(now)
@@ -129,7 +151,10 @@ class Orchestrator:
         loads = [self.load(step) for step in step_counter.openable_steps(self.sealed, latest, ASYNC_LEVEL, STEPS)]
         if not loads:
             return None
-        step = allocation.step_to_serve(loads, lambda load: allocation.has_room(load, SIGNAL))
+        rate = self.rate
+        step = allocation.step_to_serve(
+            loads, lambda load: allocation.is_short(load, rate), lambda load: allocation.has_room(load, rate)
+        )
         load = next((load for load in loads if load.step == step), loads[0])
         return self._told(load, latest, min(load.step for load in loads))
 
@@ -151,7 +176,7 @@ class Orchestrator:
 
     def lease(self, step: int, worker: int, now: float) -> Lease | None:
         self.settle(now)
-        if self.setting.swaps and (step in self.sealed or not allocation.has_room(self.load(step), SIGNAL)):
+        if self.setting.swaps and (step in self.sealed or not allocation.has_room(self.load(step), self.rate)):
             return None
         number, self.count = self.count, self.count + 1
         lease = Lease(
@@ -170,7 +195,7 @@ class Orchestrator:
         if self.open.pop(lease.lease, None) is None or lease.step in self.sealed:
             self.expired += 1
         elif self.setting.swaps:
-            self.files.append((now + CHECK_SECONDS, lease.step))
+            self.files.append((now + CHECK_SECONDS, lease.step, lease.submission))
 
 
 class NoTools:
@@ -237,7 +262,8 @@ class ClockWorker:
         return _version(allowed[-1]) if allowed else None
 
     def _plan(self, step: StepInfo, lease: Lease, policy: VersionOnDisk) -> PlannedLease:
-        rows = [self._row(lease.submission * 1_000 + row, row) for row in range(self._setting.rows)]
+        first = self._setting.seed * SEEDS_APART + lease.submission * 1_000
+        rows = [self._row(first + row, row) for row in range(self._setting.rows)]
         work = PUBLIC.codec.decode(step.step)
         assert isinstance(work, TrainingStep)
         given, ends, life = self.engine.now, lease.expires_unix, work.shape.lease_seconds

@@ -125,6 +125,7 @@ NOT_REDRAWN = [
         proven(cheats.as_sampled),
         ask=cheats.greedy,
         pool=TRUSTED_POOL,
+        files=3,
     ),
 ]
 

@@ -48,7 +48,10 @@ def nothing(entry: Entry) -> list[Request]:
 
 @dataclass(frozen=True)
 class Cheat:
-    """One dishonest worker. `reason` is None where the orchestrator already refuses the file."""
+    """One dishonest worker. `reason` is None where the orchestrator already refuses the file.
+
+    `files`: how many it hands in at most until one is rejected. More than one where a statistic is near its border: it shows in nearly every file.
+    """
 
     name: str
     does: str
@@ -59,6 +62,7 @@ class Cheat:
     ask: Callable[[Entry], list[Request]] = honest_requests
     veteran: bool = False
     pool: str = CPU_POOL
+    files: int = 1
 
 
 def plainly(entry: Entry, scene: Scene) -> bytes:

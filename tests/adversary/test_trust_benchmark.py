@@ -1,14 +1,26 @@
 """The trust benchmark's own arithmetic: what it counts, what it takes over from others, what it derives."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from benchmarks.trust import system_figures, weight_sets, whole_runs
-from benchmarks.trust.__main__ import counted, honest_counts, summary
+from benchmarks.trust.__main__ import counted, summary
 from benchmarks.trust.cpu_time import cpu_seconds
-from benchmarks.trust.page import ALL_ROWS, PAGE, every_row_seconds, power_lines, replaced
+from benchmarks.trust.figure import captions, curves
+from benchmarks.trust.page import (
+    ALL_ROWS,
+    PAGE,
+    PICTURE,
+    draw_curves,
+    every_row_seconds,
+    honest_counts,
+    power_lines,
+    replaced,
+    write_page,
+)
 from cheat_table import CHEATS
 
 from shoal.contracts import keys
@@ -136,6 +148,63 @@ def test_a_measured_table_replaces_the_one_before_it() -> None:
     assert replaced(page, "honest", ["new"]) == page.replace("old", "new")
     with pytest.raises(ValueError, match="the page lacks the marks <!-- cost -->"):
         replaced(page, "cost", ["new"])
+
+
+RESULT = PAGE.parents[1] / "benchmarks" / "results" / "trust.json"
+NUMBER = re.compile(r"-?\d+\.\d+|-?\d+(?=[ \"\n])")
+NAME = re.compile(r"\b[mp][0-9a-f]{10}\b")
+"""Of a marker or a clip path, a hash of what it is."""
+
+
+def test_the_page_and_its_picture_are_what_the_committed_figures_give(tmp_path: Path) -> None:
+    """Where this fails: `python -m benchmarks.trust merge`, which measures nothing."""
+    page = tmp_path / PAGE.name
+    page.write_text(PAGE.read_text())
+    write_page(json.loads(RESULT.read_text())["parts"], page)
+    assert page.read_text() == PAGE.read_text()
+    drawn, committed = ((folder / PICTURE).read_text() for folder in (tmp_path, PAGE.parent))
+    assert NAME.sub("", NUMBER.sub("", drawn)) == NAME.sub("", NUMBER.sub("", committed))
+    places = [[float(number) for number in NUMBER.findall(NAME.sub("", text))] for text in (drawn, committed)]
+    assert places[0] == pytest.approx(places[1], abs=0.01), "points of a picture 700 wide"
+
+
+def file_with(false_rows: int, **found: float) -> dict[str, float]:
+    return {
+        "false_rows": false_rows,
+        "tokens_not_drawn": 0.0,
+        "reward_shift": 0.0,
+        "rejected": 0,
+        "accepted": 40,
+    } | found
+
+
+def test_curves_are_shares_of_a_files_rows_and_of_the_judges_looks() -> None:
+    files = [file_with(1), file_with(12, tokens_not_drawn=0.02, reward_shift=-0.1, rejected=10, accepted=3)]
+    checked = {"cheap": {"int8": {"share": 0.054}}, "reward_shift_up": 0.01, "reward_shift_down": -0.02}
+    found = curves(
+        {"bfloat16": {"rows": 48, "looks": 40, "int8": files, "up": []}, "float32": {"rows": 4, "looks": 1}},
+        {"bfloat16": checked},
+        {"bfloat16": (3000, 2)},
+    )
+    assert found["bfloat16"].aims == {
+        "int8": {
+            "rows": [pytest.approx(100 / 48), 25.0], "tokens": [0.0, 2.0], "reward": [0.0, -0.1],
+            "passed": [100.0, 75.0], "accepted": [100.0, 7.5],
+        }
+    }  # fmt: skip
+    assert found["bfloat16"].checked == {
+        "int8": {"tokens": pytest.approx(5.4)}, "up": {"reward": 0.01}, "down": {"reward": -0.02}
+    }  # fmt: skip
+    assert found["bfloat16"].honest == (3000, 2)
+    assert (found["float32"].aims, found["float32"].checked, found["float32"].honest) == ({}, {}, None)
+    said = captions(found)
+    assert said[1] == "Honest files that were rejected with every row checked: bfloat16 2 of 3000."
+    assert said[2] == "Not measured with every row checked: float32."
+
+
+def test_without_figures_of_good_standing_there_is_no_picture(tmp_path: Path) -> None:
+    assert draw_curves({}, tmp_path / "none.svg") == ["Not measured yet."]
+    assert not (tmp_path / "none.svg").exists()
 
 
 def test_the_power_table_names_what_is_not_told_from_honest() -> None:

@@ -3,22 +3,30 @@
 import os
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import create_model
+from structlog.testing import capture_logs
 
 from protocol_stack import GROUPS, PACKAGE, WHEEL, Node, Stack, environment, node_config, ready, verdict_on
 from servers import Loopback, Server, wait_until
 from shoal.agent import node_key
+from shoal.agent import session as agent_session
+from shoal.agent.session import Session
 from shoal.agent.socket_routes import parse_metrics
+from shoal.contracts import keys
+from shoal.contracts.base import Contract
 from shoal.contracts.pools import Admission, PoolTerms, Requirements
 from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import Lease, LeaseRequest, LocalSubmission, StepInfo, SubmissionReceipt
-from shoal.contracts.run import AgentState
+from shoal.contracts.run import AgentState, Prepared, PublicRun
 from shoal.contracts.validation import Validation
 from shoal.crypto.keys import PrivateKey
 from shoal.inference.agent import AgentClient
+from shoal.installed import installed_release
 from shoal.transport import Refused, SignedClient
 
 
@@ -228,6 +236,43 @@ def test_a_node_that_was_declared_dead_joins_again_by_itself(
     with pytest.raises(Refused, match=r"403 Not a member now: node .* is Dead"):
         pod.socket.call("GET", "/v1/step")
     wait_until("the node to be back", lambda: stack.progress().nodes == {"Healthy": 1}, 30)
+
+
+def test_a_machine_that_does_not_know_a_term_of_the_run_asks_for_no_work_and_says_what_to_do(
+    new_stack: Callable[..., Stack], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files would be over a budget that was calibrated for logits in float32."""
+    known = {name: (field.annotation, field) for name, field in PublicRun.model_fields.items() if name != "logits"}
+    monkeypatch.setattr(agent_session, "PublicRun", create_model("PublicRun", __base__=Contract, **known))
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
+    stack = new_stack()
+    prepared = Prepared.from_json(stack.store.get(keys.PREPARED))
+    assert prepared.proof_profile is not None
+    profile = prepared.proof_profile.model_copy(update={"dtype": "bfloat16", "logits": "float32"})
+    stack.orchestrator.kill()
+    stack.store.put(keys.PREPARED, prepared.model_copy(update={"proof_profile": profile}).to_json())
+    stack.orchestrator.start()
+    wait_until("the orchestrator to be ready", lambda: ready(stack.addresses.orchestrator))
+
+    session, stop = Session(node_config(stack), PrivateKey.generate()), threading.Event()
+    thread = threading.Thread(target=session.run, args=(stop,))
+    with capture_logs() as said:
+        thread.start()
+        try:
+            wait_until("the machine to say what it waits for", lambda: "upgrade" in session.status().waits_for)
+            waits_for = session.status().waits_for
+            asks_for_work = session.state().public is not None
+            monkeypatch.setattr(agent_session, "PublicRun", PublicRun)  # as if the run were rolled back
+            wait_until("the run to be known", lambda: session.state().public is not None)
+            wait_until("the machine to wait for nothing", lambda: session.status().waits_for == "")
+        finally:
+            stop.set()
+            thread.join()
+    assert f"that {installed_release()} knows: 'logits' 'float32' (known here: none); upgrade this machine" in waits_for
+    assert not asks_for_work
+    told = [line for line in said if line["event"] == "this machine's software is older than the run"]
+    assert len(told) == 1
+    assert told[0]["log_level"] == "error"
 
 
 def test_an_evicted_node_is_told_so_and_gets_nothing(

@@ -51,7 +51,7 @@ class Story:
     impatient: bool = False
 
 
-SHORT = Story(80, 256 << 10, BadMinutes(8.0, Slow(0.5, 32 << 10), 6.0, late_seconds=6.0), 120.0, impatient=True)
+SHORT = Story(80, 256 << 10, BadMinutes(13.0, Slow(0.5, 32 << 10), 6.0, late_seconds=6.0), 120.0, impatient=True)
 AT_SIZE = Story(1000, 4 << 20, BadMinutes(180.0, Slow(5.0, 16 << 10), 60.0), 1800.0)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -211,3 +212,36 @@ def test_a_fast_stream_is_read_in_pieces_of_half_a_megabyte(
     assert sum(counts) == size
     assert len(counts) < 4 * size / GATHER_BYTES
     assert (tmp_path / "part").read_bytes() == (published.www / path).read_bytes()
+
+
+def test_a_line_that_was_reset_while_idle_is_replaced_unseen(
+    loopback: Loopback, authority: Authority, downloader: Downloader, tmp_path: Path
+) -> None:
+    """Such as a load balancer resets lines on which nothing is said."""
+    address, reset = loopback.address(), threading.Event()
+    authority.issue(tmp_path, address)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+
+    def answer() -> None:
+        for after in (read, over):
+            line, _ = server.accept()
+            with context.wrap_socket(line, server_side=True) as secured:
+                secured.recv(4096)
+                secured.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+                after.wait(10)
+                secured.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            reset.set()
+
+    read, over = threading.Event(), threading.Event()
+    with socket.create_server((address, 0)) as server:
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        url = f"https://{address}:{server.getsockname()[1]}"
+        assert downloader.document(url, "x.json", 10) == b"{}"
+        read.set()
+        assert reset.wait(10)
+        assert downloader.document(url, "x.json", 10) == b"{}"
+        over.set()
+        thread.join(10)
+    downloader.close()

@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from broadcast_pods import Pods
 from broadcast_run import RUN, SHARD, Keys, checkpoint
 
 from servers import wait_until
-from shoal.broadcast import publishing
+from shoal.broadcast import documents, publishing, transfer
 from shoal.broadcast.documents import FAILURES
 from shoal.broadcast.download import Downloader
 from shoal.broadcast.pieces import WantedVersion
@@ -40,6 +41,20 @@ def test_a_version_comes_over_several_relays_and_each_shard_once(
     assert client.files() == checkpoint(7)
     asked = [shards_asked(one) for one in relays]
     assert sorted(asked[0] + asked[1]) == [keys.version_shard(7, index) for index in range(SHARDS)]
+
+
+def test_a_version_is_visible_as_soon_as_its_last_shard_is_here(
+    published: Published, client: Client, relay: Relays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at the next poll: at the speed of a fast line that was a twentieth of the time that half a gigabyte takes."""
+    for module in (documents, transfer):
+        monkeypatch.setattr(module, "POLL_SECONDS", 60.0)
+    slow = relay(published.www)
+    slow.rate = 2 * SHARD
+    started = time.monotonic()
+    assert client.fetch([slow]) is TransferOutcome.SEALED
+    assert time.monotonic() - started < 30.0
+    assert client.files() == checkpoint(7)
 
 
 def test_nothing_is_visible_before_the_whole_is_checked(published: Published, client: Client, relay: Relays) -> None:

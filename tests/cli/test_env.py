@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from forked_python import run_python
 from servers import ROOT
 from shoal.cli.main import app
 from shoal.environments.arithmetic import Arithmetic
@@ -17,14 +18,13 @@ from shoal.environments.checking import MEMORY_BYTES, check
 from shoal.environments.probe import probe
 from shoal.environments.scaffold import CannotMake, new_environment
 
+CHECK = ("shoal.environments.checking", "shoal.cli.env", "shoal.cli.node", "shoal.cli.ledger")
+
 
 def shoal(*arguments: str, cwd: Path, more_path: Path | None = None) -> subprocess.CompletedProcess[str]:
     path = [*([str(more_path)] if more_path else []), *(entry for entry in sys.path if entry)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
-    return subprocess.run(
-        [sys.executable, "-m", "shoal.cli.main", "env", *arguments],
-        cwd=cwd, env=environment, capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
+    return run_python(["-m", "shoal.cli.main", "env", *arguments], CHECK, env=environment, cwd=cwd, timeout=200)
 
 
 def install(folder: Path) -> Path:

@@ -28,9 +28,9 @@ from shoal.contracts.protocol import (
 )
 from shoal.contracts.relays import RelayConfig
 from shoal.contracts.run import JoinOffer, NodeConfig, PublicRun, RunConfig, load_node_config, load_run_config
+from shoal.installed import installed_release
 from shoal.report.progress import ProgressReader
-from shoal.transport import SignedClient
-from shoal.transport.client import Unavailable
+from shoal.transport import LaterReleaseError, SignedClient, Unavailable
 
 RECORDED = ROOT / "tests" / "recorded"
 DOCUMENTS: dict[str, tuple[type[Contract], Path]] = {
@@ -167,6 +167,42 @@ def test_work_and_terms_of_a_later_release_are_refused(
     client = SignedClient(answering(with_one(recorded_answer(model))))
     with pytest.raises(Unavailable, match=f"no {model.__name__}|not a {model.__name__}"):
         client.call("GET", "/", reply=model, deadline_seconds=0.0)
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("later", "words"),
+    [
+        ({"rounding": "nearest"}, "'rounding' 'nearest' (known here: none)"),
+        ({"sampler": "gumbel-9"}, "'sampler' 'gumbel-9' (known here: 'gumbel-murmur3-1' or 'vllm-cpu')"),
+        ({"logits": "float64"}, "'logits' 'float64' (known here: 'float32')"),
+    ],
+)
+def test_a_term_of_a_later_release_is_named_with_what_this_one_knows(
+    later: dict[str, str], words: str, answering: Callable[[bytes], str]
+) -> None:
+    client = SignedClient(answering(json.dumps(recorded_answer(PublicRun) | later).encode()))
+    with pytest.raises(LaterReleaseError) as refused:
+        client.call("GET", "/v1/public", reply=PublicRun, deadline_seconds=0.0)
+    assert f"a PublicRun that {installed_release()} knows: {words}; upgrade this machine" in str(refused.value)
+    client.close()
+
+
+def test_an_answer_that_is_wrong_in_another_way_is_not_called_later(answering: Callable[[bytes], str]) -> None:
+    client = SignedClient(answering(json.dumps(recorded_answer(PublicRun) | {"steps": 0, "rounding": 1}).encode()))
+    with pytest.raises(Unavailable, match="not a PublicRun: 2 validation errors") as refused:
+        client.call("GET", "/", reply=PublicRun, deadline_seconds=0.0)
+    assert not isinstance(refused.value, LaterReleaseError)
+    client.close()
+
+
+def test_what_a_hostile_answer_adds_is_short_and_printable(answering: Callable[[bytes], str]) -> None:
+    added = {f"\x1b[2J{number}".ljust(10_000, "x"): "\r" * 10_000 for number in range(100)}
+    client = SignedClient(answering(json.dumps(recorded_answer(PublicRun) | added).encode()))
+    with pytest.raises(LaterReleaseError) as refused:
+        client.call("GET", "/", reply=PublicRun, deadline_seconds=0.0)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 2000
     client.close()
 
 

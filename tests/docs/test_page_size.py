@@ -23,7 +23,7 @@ NOTES = ("tests/", "benchmarks/")
 """Pages beside tests and benchmarks are notes about these, not documentation."""
 RECORDS = ("docs/adr/", "CHANGELOG.md")
 """Decisions and releases are written once, not rewritten."""
-TRUST_TABLES = [*trust.BLOCKS, "mutated"]
+TRUST_TABLES = [*trust.BLOCKS, trust.CURVES, "mutated"]
 MARKS = {
     "docs/adversaries.md": [(f"<!-- {block} -->", f"<!-- end of {block} -->") for block in TRUST_TABLES],
     "docs/broadcast.md": [(broadcast.BEGIN, broadcast.END)],

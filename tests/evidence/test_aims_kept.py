@@ -59,6 +59,14 @@ AIMS: dict[str, dict[str, tuple[Callable[[float, float], bool], float]]] = {
 }
 
 
+MISSED: dict[str, dict[str, tuple[Callable[[float, float], bool], float]]] = {
+    "workers": {
+        "tokens_ratio_to_one_lease": (AT_LEAST, 1.9),
+    },
+}
+"""A mean over ten seeds. The first of them nearly reaches it."""
+
+
 def results(name: str) -> Any:
     return json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())
 
@@ -69,6 +77,18 @@ def results(name: str) -> Any:
 )
 def test_what_was_reached_is_kept(name: str, key: str, holds: Callable[[float, float], bool], aim: float) -> None:
     assert holds(results(name)[key], aim)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "holds", "aim"),
+    [(name, key, *aim) for name, aims in MISSED.items() for key, aim in aims.items()],
+)
+def test_what_was_missed_is_not_far_off_and_moves_up_when_it_is_reached(
+    name: str, key: str, holds: Callable[[float, float], bool], aim: float
+) -> None:
+    found = results(name)[key]
+    assert not holds(found, aim), "it is reached: hold it with the others"
+    assert found == pytest.approx(aim, rel=0.25)
 
 
 def test_every_preempted_run_resumed() -> None:
@@ -98,7 +118,10 @@ def test_rehearsals_are_of_committed_plans_and_add_up() -> None:
     size = results("size")
     shapes = size["rehearsal"]
     plans = {name: json.loads((BENCHMARKS / "plans" / f"{name}.json").read_text()) for name in shapes}
-    stale = [name for name in shapes if shapes[name]["planned_step_seconds"] != plans[name]["step_seconds"]]
+    later = {
+        name: each.get("planned_later_step_seconds", each["planned_step_seconds"]) for name, each in shapes.items()
+    }
+    stale = [name for name in shapes if later[name] != plans[name]["step_seconds"]]
     assert stale == [], "the plan changed since: rehearse the shape again, or take its figures out"
     assert size["plan_error_max"] == max(abs(each["plan_error"]) for each in shapes.values())
     assert size["rehearsal_lost_or_doubled"] == sum(each["lost"] + each["doubled"] for each in shapes.values())

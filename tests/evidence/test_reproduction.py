@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.reproduce import claims
+from benchmarks.reproduce import claims, early_warning
 from benchmarks.reproduce.__main__ import compact, digest
 from benchmarks.reproduce.arms import ARMS, EXPERIMENTS, INFLIGHT_ARMS, MATCHED_ARMS, PILOT_ARMS, SEEDS, needed
 from benchmarks.reproduce.base import hard_tasks, padded_addition
@@ -133,8 +133,8 @@ def test_columns_have_four_digits_and_none_where_a_step_has_no_value() -> None:
 def test_the_page_keeps_its_prose_and_gets_new_tables(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    write_page({}, [], page)
-    assert page.read_text() == f"before\n{BEGIN}\n\n\n{END}\nafter\n"
+    write_page({}, "new\n", page)
+    assert page.read_text() == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
 
 
 def test_the_committed_results_are_of_the_arms_as_they_are() -> None:
@@ -145,6 +145,81 @@ def test_the_committed_results_are_of_the_arms_as_they_are() -> None:
     assert tables(found) in (ROOT / "docs" / "reproduction.md").read_text(), (
         "run `python -m benchmarks.reproduce --page`"
     )
+
+
+def test_the_committed_early_warnings_are_those_of_the_committed_runs() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "reproduction.json").read_text())
+    runs = {name: run["seeds"] for name, run in found["arms"].items() if name in MATCHED_ARMS}
+    signs = early_warning.signs(runs)
+    assert signs
+    assert found["early_warning"] == {sign.name: sign.document() for sign in signs}
+    assert early_warning.table(signs) in (ROOT / "docs" / "reproduction.md").read_text()
+
+
+STEPS = 60
+FALL = 40
+
+
+def trained(*, falls: bool = False, **columns: list[float]) -> dict[str, list[float | None]]:
+    """A run measured every five steps, calm in all columns but those that are given."""
+    rewards: list[float | None] = [
+        None if step % 5 else 0.2 if falls and step >= FALL else 0.5 for step in range(STEPS + 1)
+    ]
+    names = ("moved_kl", "kl", "largest_ratio", "gradient_norm", "gradient_norm_max", "entropy", "clip_low", "clip_high", "clip_delta")  # fmt: skip
+    steps: dict[str, list[float | None]] = {
+        name: [*columns.get(name, [0.001 if name.startswith("clip") else 0.01] * STEPS), None] for name in names
+    }
+    return {"step": list(range(STEPS + 1)), "held_out_reward": rewards} | steps
+
+
+def test_a_sign_leads_a_fall_by_the_steps_between_them_and_one_that_comes_with_it_is_late() -> None:
+    early = trained(falls=True, kl=[0.01] * 30 + [9.0] * 30)
+    late = trained(falls=True, kl=[0.01] * FALL + [9.0] * 20)
+    calm = {str(seed): trained() for seed in range(4)}
+    found = {
+        sign.name: sign
+        for sign in early_warning.signs({"a": calm, "b": {"1": early, "2": late, "3": trained(falls=True)}})
+    }
+    sign = found["KL to the base model, nats a token"]
+    assert (sign.leads, sign.late, sign.unseen, sign.false_alarms, sign.calm) == ([FALL - 30], 1, 1, 0, 4)
+    assert (found["gradient norm"].leads, found["gradient norm"].unseen) == ([], 3)
+    assert (
+        "| KL to the base model, nats a token | 0.02 | 1 of 3 | 10 (10 to 10) | 1 | 1 | 0 of 4 |"
+        in early_warning.table(list(found.values()))
+    )
+
+
+def test_a_calm_run_that_shows_twice_what_all_others_do_is_a_false_alarm_and_raises_the_threshold() -> None:
+    calm = {"1": trained(), "2": trained(), "3": trained(kl=[0.01] * 30 + [0.05] * 30)}
+    found = {sign.name: sign for sign in early_warning.signs({"a": calm, "b": {"1": trained(falls=True)}})}
+    sign = found["KL to the base model, nats a token"]
+    assert (sign.threshold, sign.false_alarms) == (pytest.approx(0.1), 1)
+
+
+def test_the_watchs_warnings_are_the_trainers_own() -> None:
+    grows = trained(falls=True, gradient_norm=[0.1] * 20 + [1.0] * 40)
+    found = {
+        sign.name: sign for sign in early_warning.signs({"a": {"1": trained(), "2": trained()}, "b": {"1": grows}})
+    }
+    # ten steps to a window: two after the change their mean is 2.8, three after it 3.7 times that of the window before
+    assert found["warning: gradient norm grew"].leads == [FALL - 22]
+    assert found["warning: entropy rose"].unseen == found["warning: clip ratio grew"].unseen == 1
+    assert found["warning: gradient norm grew"].false_alarms == 0
+    assert found["warning: any that acts"].unseen == 1  # one trend alone
+
+
+def test_a_trainer_acts_on_a_large_clip_ratio_alone_and_on_two_trends() -> None:
+    far = trained(falls=True, clip_low=[0.001] * 30 + [0.2] * 30)
+    trends = trained(falls=True, gradient_norm=[0.1] * 20 + [1.0] * 40, entropy=[0.1] * 20 + [1.0] * 40)
+    runs = {"a": {"1": trained(), "2": trained()}, "b": {"1": far}, "c": {"1": trends}}
+    found = {sign.name: sign for sign in early_warning.signs(runs)}
+    assert found["warning: clip ratio is"].leads == [FALL - 30]
+    assert found["warning: any that acts"].leads == [FALL - 30, FALL - 22]
+
+
+def test_without_a_fall_there_is_nothing_to_foretell() -> None:
+    assert early_warning.signs({"a": {"1": trained(), "2": trained()}}) == []
+    assert early_warning.table([]) == ""
 
 
 def claim(says: claims.Says, arms: tuple[str, ...] = ("a", "b"), margin: float = 0.03, **more: Any) -> claims.Claim:

@@ -1,13 +1,14 @@
-"""Real vLLM engines that do lists of commands: commands.json of a folder is read, and results.json is written there.
+"""Real vLLM engines that do a list of commands: `python engine_process.py FOLDER` reads commands.json there, and writes results.json.
 
-In: folders, a line of standard input each. A process is forked for each, so that vLLM is imported once. When it has ended, its exit code is in `exit`
-beside results.json, and what it wrote in `log`. Started by `tiny_policy.Engines`.
+Started by `tiny_policy.EngineRun`.
 
-Commands: start (folder, settings, quantization, routes: record them; the engine before ends), generate
-(requests, stop_after decoding steps), join (requests), continue (folder of the tokenizer: the continuations of what was generated last, as
-`tiny_policy.PUBLIC_VINE` has them),
+Commands: asynchronous (engines from here on schedule so), start (folder, settings, quantization, routes: record them;
+the engine before ends), generate (requests, stop_after decoding steps), join (requests), continue (folder of the
+tokenizer: the continuations of what was generated last, as `tiny_policy.PUBLIC_VINE` has them),
 cut (requests, stop_after decoding steps, folder of the weights that they go on under, version of the first),
-swap (folder, checked: whether its bytes are held to its manifest), preemptions (how many there were), version (found).
+grow (requests, stop_after decoding steps: the engine then loses them, and they go on behind what it had told),
+swap (folder, checked: whether its bytes are held to its manifest), preemptions (how many there were), version (found),
+head (states, one row: the logits of an engine of one process, and their type).
 """
 
 import base64
@@ -15,17 +16,16 @@ import faulthandler
 import gc
 import json
 import os
-import select
 import sys
 import time
-from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import tiny_policy
 import torch
+from asynchronous import fork_ranks, schedule_asynchronously
 from transformers import AutoTokenizer
 
 from shoal.contracts.pools import EngineSettings
@@ -38,8 +38,7 @@ from shoal.inference.generation import Generation
 from shoal.inference.rollouts import PlannedRow, plan_continuations
 from shoal.storage.checkpoint_files import WrongWeights, sealed_by
 
-IDLE_SECONDS = 120.0
-STUCK_SECONDS = 235.0
+STUCK_SECONDS = 385.0
 """Whoever waits for an engine gives up a little later: by then its log has the stacks of its threads."""
 
 
@@ -69,6 +68,17 @@ def refusal_of_version(found: str) -> str | None:
     except vllm_hooks.UnsupportedVllmError as refused:
         return str(refused)
     return None
+
+
+def head(engine: Engine, states: list[float]) -> Any:
+    """What the model that the engine holds now makes of these states."""
+
+    def asked(worker: Any) -> Any:
+        model, dtype = worker.model_runner.get_model(), worker.model_runner.model_config.dtype
+        logits = model.compute_logits(torch.tensor([states], dtype=dtype))
+        return {"dtype": str(logits.dtype), "logits": logits[0].tolist()}
+
+    return engine._engine.collective_rpc(asked)[0]
 
 
 def completion_json(completion: Completion) -> dict[str, Any]:
@@ -131,12 +141,47 @@ def cut(engine: Engine, command: dict[str, Any]) -> list[dict[str, Any]]:
         loop.turn()
 
 
+def grow(engine: Engine, command: dict[str, Any]) -> list[dict[str, Any]]:
+    """Completions of requests that are lost after some steps, and go on behind what was told of them in whole proofs, as the journal has it."""
+    requests = [tiny_policy.request_of(request) for request in command["requests"]]
+    names = [engine.start(request) for request in requests]
+    made: dict[str, Completion] = {}
+    kept = {name: Completion([], [], "cut", b"") for name in names}
+
+    def joined(first: Completion, then: Completion) -> Completion:
+        return replace(
+            then,
+            tokens=first.tokens + then.tokens,
+            logprobs=first.logprobs + then.logprobs,
+            proofs=first.proofs + then.proofs,
+        )
+
+    for step in range(command["stop_after"]):
+        made |= dict(engine.step())
+        for name, new in engine.grown() if step % 3 == 0 else []:
+            kept[name] = joined(kept[name], new)
+    engine.abort(names)
+    later = {}
+    for name, request in zip(names, requests, strict=True):
+        if name not in made:
+            more = request.max_tokens - len(kept[name].tokens)
+            prompt = (*request.prompt_tokens, *kept[name].tokens)
+            later[engine.start(replace(request, prompt_tokens=prompt, max_tokens=more))] = name
+    while later.keys() - made.keys():
+        made |= dict(engine.step())
+    made |= {name: joined(kept[name], made[again]) for again, name in later.items()}
+    return [completion_json(made[name]) for name in names]
+
+
 def main(folder: Path) -> None:
     count_preemptions()
+    fork_ranks()  # those of whole workers are started as the product does it (`test_engine_hosts`)
     results: list[Any] = []
     engine: Engine | None = None
     for command in json.loads((folder / "commands.json").read_text()):
         match command["do"]:
+            case "asynchronous":
+                results.append(schedule_asynchronously())
             case "start":
                 checkpoint = read_checkpoint(Path(command["folder"]))
                 settings = EngineSettings(**command.get("settings", {}))
@@ -162,6 +207,8 @@ def main(folder: Path) -> None:
                 results.append(join(engine, command))
             case "cut":
                 results.append(cut(engine, command))
+            case "grow":
+                results.append(grow(engine, command))
             case "continue":
                 tokenizer = AutoTokenizer.from_pretrained(command["folder"])
                 completions = [Completion(**(one | {"proofs": base64.b64decode(one["proofs"])})) for one in results[-1]]
@@ -170,6 +217,8 @@ def main(folder: Path) -> None:
                 results.append(generate(engine, {"requests": requests}))
             case "version":
                 results.append(refusal_of_version(command["found"]))
+            case "head":
+                results.append(head(engine, command["states"]))
             case "preemptions":
                 results.append(PREEMPTED.total)
             case "swap":
@@ -184,42 +233,9 @@ def main(folder: Path) -> None:
     (folder / "results.json").write_text(json.dumps(results))
 
 
-def forked(folder: Path) -> None:
-    """`main` in a process of its own, whose log is `log` in the folder. Another one waits for it, to tell of a crash too."""
-    if os.fork():
-        return
-    with (folder / "log").open("ab") as log, Path(os.devnull).open("rb") as nothing:
-        for number, file in enumerate((nothing, log, log)):
-            os.dup2(file.fileno(), number)
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            faulthandler.dump_traceback_later(STUCK_SECONDS)
-            torch.set_num_threads(torch.get_num_threads())  # a fork leaves the pool of threads to be made anew
-            main(folder)
-            status = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    (folder / "exit.partial").write_text(str(code))
-    (folder / "exit.partial").rename(folder / "exit")
-    os._exit(0)
-
-
-def serve() -> None:
-    """Fork for each folder that comes, until nobody asks any more: this process keeps 0.6 GB."""
-    while select.select([0], [], [], IDLE_SECONDS)[0] and (folders := os.read(0, 1 << 16)):
-        for folder in folders.decode().splitlines():
-            forked(Path(folder))
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-
-
 if __name__ == "__main__":
-    serve()
+    faulthandler.dump_traceback_later(STUCK_SECONDS)
+    main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # nothing is left to be tidied by vLLM

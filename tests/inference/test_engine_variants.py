@@ -51,8 +51,10 @@ def errors_of(
 def test_bfloat16_with_little_memory_proves_what_a_prefill_finds(folder: Path) -> None:
     masks = {"first": [3, 64, 127], "second": [0, 1, 2, 3]}
     models = {}
+    states = torch.linspace(-3.0, 3.0, 128).bfloat16()
+    head = {"do": "head", "states": states.tolist()}
     for seed, (name, masked) in enumerate(masks.items()):
-        models[name] = tiny_policy.make_policy(folder / name, seed, dtype=torch.bfloat16)
+        models[name] = tiny_policy.make_policy(folder / name, seed, dtype=torch.bfloat16, tied=True)
         (folder / name / PROFILE_FILE).write_bytes(tiny_policy.proof_profile(masked).to_json())
     results = tiny_policy.run_engine(
         [
@@ -62,8 +64,15 @@ def test_bfloat16_with_little_memory_proves_what_a_prefill_finds(folder: Path) -
             {"do": "swap", "folder": str(folder / "second")},
             generate(),
             {"do": "version", "found": "0.33.0"},
+            head,
         ]
     ).results
+    found = results[6]
+    wanted = states.double() @ models["second"].lm_head.weight.double().T
+    assert found["dtype"] == "torch.float32", "logits of halves are rounded, and validators' are not"
+    assert found["logits"] == pytest.approx(wanted.tolist(), abs=1e-4), (
+        "the head is not that of the version behind the swap"
+    )
     assert results[5].startswith("vLLM 0.33.0 is installed, but the proof hooks are tested with 0.32.x"), (
         "another may pair wrongly"
     )

@@ -2,8 +2,6 @@
 
 import re
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +13,7 @@ import tiny_policy
 from socket_agent import Agent, SocketAgent
 
 import samples
+from forked_python import WORKER, start_python
 from servers import PLAIN, STARTED_WITH, structured_lines
 from shoal.contracts.keys import version_name
 from shoal.contracts.pools import EngineSettings
@@ -101,11 +100,11 @@ class Process:
             return 0, ""
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", self._script],
+        self.process = start_python(
+            ["-c", self._script],
+            WORKER,
             env=STARTED_WITH | {"SHOAL_HOME": str(self.home), "SHOAL_BIND": self._address, "SHOAL_POD": self._pod},
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
+            stdout=self.log.fileno(),
         )
 
     def end(self) -> None:

@@ -1,20 +1,16 @@
 """A tiny random Qwen3, a run around it, and a real vLLM in a process of its own, for the tests of worker and validator.
 
-vLLM changes the process that it runs in (threads, environment), so that tests never import it: `run_engine` asks
-`engine_process.py`, which forks a process for each engine.
+vLLM changes the process that it runs in (threads, environment), so that tests never import it: `run_engine` starts
+`engine_process.py` for each list of commands.
 """
 
-import atexit
 import base64
-import contextlib
 import functools
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +20,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from forked_python import WORKER, start_python
 from shoal.contracts.completions import LengthReward, Sampling
 from shoal.contracts.evaluation import Truncation
 from shoal.contracts.pools import SAMPLER
@@ -152,56 +149,6 @@ def run_engine(commands: Sequence[dict[str, Any]]) -> "EngineRun":
     return EngineRun(commands)
 
 
-class Engines:
-    """A process that has imported vLLM, from which those of engines are forked. It starts with the first engine, and anew for other variables."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._variables: dict[str, str] = {}
-        self._log = Path(tempfile.gettempdir()) / f"engines-{os.getpid()}.log"
-        atexit.register(self.end)
-
-    def begin(self, folder: Path) -> None:
-        """Have the commands of this folder done."""
-        variables = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-        if self._process is None or self._process.poll() is not None or variables != self._variables:
-            self.end()
-            self._variables = variables
-            script = Path(__file__).with_name("engine_process.py")
-            command = [sys.executable, str(script)]
-            with self._log.open("w") as log:
-                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, bufsize=0)
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has just ended: `exit_code` sees that
-            self._process.stdin.write(f"{folder}\n".encode())
-
-    def end(self) -> None:
-        """End the process. Engines at work go on."""
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            self._process.wait(280)
-            self._log.unlink()
-        self._process = None
-
-    def exit_code(self, folder: Path, seconds: float) -> int:
-        """That of the process of this folder, which is awaited."""
-        ended, end = folder / "exit", time.monotonic() + seconds
-        while not ended.exists():
-            if time.monotonic() > end:
-                said = (folder / "log").read_text(errors="replace") if (folder / "log").exists() else "not begun"
-                raise AssertionError(f"no end within {seconds} s: {said[-6000:]}")
-            assert self._process is not None
-            if self._process.poll() is not None and not (folder / "log").exists():
-                assert self._process.returncode == 0, self._log.read_text(errors="replace")[-6000:]
-                self.begin(folder)  # it had just ended, since nobody had asked for long
-            time.sleep(0.02)
-        return int(ended.read_text())
-
-
-ENGINES = Engines()
-
-
 class EngineRun:
     """A process at work on commands; `results()` waits for it."""
 
@@ -209,13 +156,20 @@ class EngineRun:
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
         (folder / "commands.json").write_text(json.dumps(list(commands)))
-        ENGINES.begin(folder)
+        script = Path(__file__).with_name("engine_process.py")
+        with (folder / "log").open("ab") as log:
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # it imports this module
+            self._process = start_python([str(script), str(folder)], WORKER, env=environment, stdout=log.fileno())
 
     @functools.cached_property
     def results(self) -> list[Any]:
         """One answer a command; completions as `Completion`."""
         folder = Path(self._folder.name)
-        assert ENGINES.exit_code(folder, seconds=250) == 0, (folder / "log").read_text(errors="replace")[-6000:]
+        try:
+            code = self._process.wait(400)
+        finally:
+            self._process.kill()
+        assert code == 0, (folder / "log").read_text(errors="replace")[-6000:]
         answers = json.loads((folder / "results.json").read_text())
         self._folder.cleanup()
         return [[_completion(item) for item in answer] if isinstance(answer, list) else answer for answer in answers]

@@ -110,6 +110,13 @@ CASES: dict[str, list[Case]] = {
             _labels(TRAINER),
         )
     ],
+    "ShoalSignsOfCollapse": [
+        Case(
+            {f"shoal_trainer_incident{{{TRAINER}}}": "0x30 1x90"},
+            {f"shoal_trainer_incident{{{TRAINER}}}": "1x30 0x90", f"shoal_trainer_warnings{{{TRAINER}}}": "1x120"},
+            _labels(TRAINER),
+        )
+    ],
     "ShoalUpdatesNotFinite": [
         Case(
             {f"shoal_trainer_skipped_updates_total{{{TRAINER}}}": "0x50 1x20"},

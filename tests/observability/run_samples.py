@@ -123,11 +123,12 @@ def operators_own() -> list[Metric]:
 def trainers_own() -> list[Metric]:
     """What the trainer's own code makes of a finished step."""
     from shoal.training import progress
+    from shoal.training.stability import Signals
 
     telling = progress.ProgressReporter("arithmetic", None, None)
     telling.environment = "arithmetic"
     telling.begin(6)
-    telling.finished(FINISHED)
+    telling.finished(FINISHED, Signals(incident=1.0))
     return [family for metric in _own(progress) for family in metric.collect()]
 
 

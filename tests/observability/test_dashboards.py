@@ -113,7 +113,7 @@ def test_a_query_that_may_be_empty_runs(query: str, prometheus: Server) -> None:
     ask(prometheus, query)
 
 
-def test_a_step_with_two_signs_is_marked_as_an_incident_and_a_version_that_stays_is_not_marked(
+def test_a_step_with_signs_that_act_is_marked_as_an_incident_and_a_version_that_stays_is_not_marked(
     prometheus: Server,
 ) -> None:
     [found] = ask(prometheus, INCIDENT_QUERY)

@@ -117,6 +117,9 @@ class MemoryCluster:
         found: list[Object] = self._read((kind, *sorted(labels.items())), lambda: self._find(kind, labels))
         return found
 
+    def serving(self, kind: str, run: str) -> Sequence[Object]:
+        return [each for each in self.list(kind, {}) if each["spec"].get("run") == run]
+
     def apply(self, wanted: Object) -> Object:
         self._not_kept()
         self.writes.append(f"{wanted['kind']}/{wanted['metadata']['name']}")

@@ -1,5 +1,6 @@
 """The pure deciders: node states, step counting, batches, allocation, verdicts, invites."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
@@ -31,6 +32,7 @@ from shoal.orchestrator.work.allocation import (
     OVERSHOOT,
     StepLoad,
     has_room,
+    is_short,
     may_serve,
     planned_groups,
     signal_rate,
@@ -229,33 +231,84 @@ def test_a_batch_has_exactly_the_groups_needed_or_is_not_made(sizes: list[int], 
 
 
 def test_work_is_handed_out_until_the_step_will_probably_be_full() -> None:
+    assert is_short(StepLoad(0, needed_groups=8, accepted_groups=0, pending_groups=15), rate=0.5)
+    assert not is_short(StepLoad(0, needed_groups=8, accepted_groups=0, pending_groups=16), rate=0.5)
+    assert not is_short(StepLoad(0, needed_groups=8, accepted_groups=8, pending_groups=0), rate=0.5)
+
+
+def test_whoever_has_nothing_else_to_do_makes_sure_of_a_step() -> None:
     assert has_room(StepLoad(0, needed_groups=8, accepted_groups=0, pending_groups=19), rate=0.5)
     assert not has_room(StepLoad(0, needed_groups=8, accepted_groups=0, pending_groups=20), rate=0.5)
     assert not has_room(StepLoad(0, needed_groups=8, accepted_groups=8, pending_groups=0), rate=0.5)
 
 
-@given(needed=st.integers(1, 500), accepted=st.integers(0, 500), rate=st.floats(0.01, 1.0))
+RATES = st.floats(0.01, 1.0)
+
+
+@given(needed=st.integers(1, 500), accepted=st.integers(0, 500), rate=RATES)
 def test_a_step_that_is_short_of_groups_and_has_nothing_pending_always_has_room(
     needed: int, accepted: int, rate: float
 ) -> None:
     load = StepLoad(0, needed_groups=needed, accepted_groups=accepted, pending_groups=0)
-    assert has_room(load, rate) == (accepted < needed)
+    assert has_room(load, rate) == is_short(load, rate) == (accepted < needed)
     assert OVERSHOOT > 1
 
 
+@given(needed=st.integers(1, 500), accepted=st.integers(0, 500), pending=st.integers(0, 5000), rate=RATES)
+def test_a_step_that_is_short_has_room_and_one_with_more_under_way_has_no_more_of_it(
+    needed: int, accepted: int, pending: int, rate: float
+) -> None:
+    load = StepLoad(0, needed, accepted, pending)
+    assert has_room(load, rate) or not is_short(load, rate)
+    for more in (
+        replace(load, pending_groups=pending + 1),
+        replace(load, accepted_groups=accepted + 1),
+    ):
+        assert is_short(load, rate) or not is_short(more, rate)
+        assert has_room(load, rate) or not has_room(more, rate)
+
+
+@given(needed=st.integers(1, 500), accepted=st.integers(0, 500), rate=RATES)
+def test_no_more_is_planned_than_a_quarter_above_the_need_and_less_the_more_is_there(
+    needed: int, accepted: int, rate: float
+) -> None:
+    planned = planned_groups(needed, accepted, rate)
+    assert needed <= planned <= OVERSHOOT * needed
+    assert planned_groups(needed, accepted + 1, rate) <= planned
+    assert planned_groups(needed, accepted, min(1.0, rate + 0.1)) <= planned
+    assert planned_groups(needed, accepted, 1.0) == planned_groups(needed, needed, rate) == needed
+
+
 def test_a_large_step_is_planned_with_one_deviation_more_and_a_small_one_with_a_quarter() -> None:
-    assert planned_groups(8) == 10
-    assert planned_groups(4) == 5
-    assert planned_groups(256) == pytest.approx(267.3, abs=0.1)
-    assert planned_groups(256, 224) == 260, "32 groups are uncertain, not 256"
-    assert planned_groups(256, 256) == 256
+    assert planned_groups(8, 0, 0.5) == 10
+    assert planned_groups(4, 0, 0.5) == 5
+    assert planned_groups(256, 0, 0.5) == pytest.approx(267.3, abs=0.1)
+    assert planned_groups(256, 224, 0.5) == 260, "32 groups are uncertain, not 256"
+    assert planned_groups(256, 256, 0.5) == 256
+    assert planned_groups(256, 0, 0.75) == 264, "of 341 groups fewer are in doubt than of 512"
+    assert planned_groups(300, 0, 0.25) == 315
 
 
-def test_nodes_serve_the_smallest_step_with_room() -> None:
-    full = StepLoad(3, needed_groups=4, accepted_groups=2, pending_groups=40)
-    free = StepLoad(4, needed_groups=4, accepted_groups=0, pending_groups=0)
-    assert step_to_serve([free, full], lambda load: has_room(load, 0.5)) == 4
-    assert step_to_serve([full], lambda load: has_room(load, 0.5)) is None
+@given(missing=st.integers(20, 100), rate=st.sampled_from([0.25, 0.5, 0.9]))
+def test_the_deviation_is_that_of_the_groups_that_are_still_to_be_judged(missing: int, rate: float) -> None:
+    sampled = missing / rate
+    variance = sampled * rate * (1 - rate)
+    assert planned_groups(1000, 1000 - missing, rate) == pytest.approx(1000 + math.sqrt(variance))
+
+
+def test_nodes_serve_the_smallest_step_that_is_short_and_make_sure_of_one_when_none_is() -> None:
+    def served(*loads: StepLoad) -> int | None:
+        return step_to_serve(loads, lambda load: is_short(load, 0.5), lambda load: has_room(load, 0.5))
+
+    over = StepLoad(3, needed_groups=4, accepted_groups=2, pending_groups=40)
+    likely = StepLoad(3, needed_groups=4, accepted_groups=2, pending_groups=4)
+    later = StepLoad(4, needed_groups=4, accepted_groups=2, pending_groups=5)
+    free = StepLoad(5, needed_groups=4, accepted_groups=0, pending_groups=0)
+    assert served(free, over) == 5
+    assert served(free, likely) == 5, "its files may fill the step before"
+    assert served(later, likely) == 3
+    assert served(later, over) == 4
+    assert served(over) is None
 
 
 def test_the_estimated_rate_moves_from_a_half_to_what_was_seen() -> None:

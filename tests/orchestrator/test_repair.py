@@ -1,5 +1,6 @@
 """An error of the store or of Redis at any write: what failed is repaired, nothing else is read, and nothing is lost or counted twice."""
 
+import os
 import threading
 import time
 from collections import Counter
@@ -472,3 +473,21 @@ def test_the_background_repairs_what_failed_and_rebuilds_nothing(
         run.confirm(lease, data)
     running.wake()
     wait_until("the file to be queued", lambda: run.state.queue.size() == 1)
+
+
+def test_the_background_removes_what_was_left_of_an_upload_more_than_a_day_ago(
+    started: Callable[[], tuple[Broken, background.Background]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "run"))
+    monkeypatch.setattr(background, "SWEEP_ROUNDS", 1)
+    broken, _ = started()
+    folder = broken.run.store.local_path(keys.trainer_state(1) + "state.json").parent
+    folder.mkdir(parents=True)
+    young, old = folder / "rank-00000.tensors#1", folder / "rank-00001.tensors#1"
+    for path, age in ((young, background.UNFINISHED_SECONDS - 60.0), (old, background.UNFINISHED_SECONDS + 60.0)):
+        made = folder / "made"
+        made.touch()
+        os.utime(made, (broken.run.clock.now - age,) * 2)
+        made.rename(path)
+    wait_until("the old one to be gone", lambda: not old.exists())
+    assert young.exists()

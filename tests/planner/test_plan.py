@@ -1,6 +1,8 @@
 """Plans: cases computed by hand, and what must hold whatever the run is like."""
 
+import bisect
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -15,16 +17,15 @@ from shoal.planner.findings import certain
 from shoal.planner.lengths import CompletionLengths
 from shoal.planner.memory import JUDGED_SHARE
 from shoal.planner.model_shape import ModelShape
-from shoal.planner.plan import Plan, as_json, plan
+from shoal.planner.plan import Plan, Probation, as_json, pace, plan, probation
 from shoal.planner.rates import CPU, GPUS, Gpu, gpu_named
 from shoal.planner.step_parts import (
     CONNECTIONS,
-    Probation,
+    file_bytes,
     file_check_seconds,
     forward_units,
     lease,
     leases,
-    probation,
     publish_seconds,
     rows_looked_at,
     save_seconds,
@@ -95,26 +96,75 @@ def test_rows_of_a_new_node_s_file_are_those_that_validators_look_at(rows: int, 
     assert rows_looked_at(run) == rows_looked_at(run, 10**6)
 
 
+SLOW_VALIDATOR = replace(RUN, validator_gpu=replace(ROUND, flops=1e11))
+"""Beside its checks, nothing else of a step takes time."""
+
+
 def test_validators_are_slower_until_nodes_have_shown_that_they_are_honest() -> None:
-    whole, later = file_check_seconds(RUN, AROUND, 100), file_check_seconds(RUN, AROUND)
-    between = [file_check_seconds(RUN, AROUND, rows) for rows in (100, 91, 84)]  # after 10, 11 and 12 accepted files
-    pace = 10 * file_check_seconds(RUN, AROUND, 80)  # ten files a step
-    found = probation(RUN, AROUND, pace)
-    assert later < whole
+    def step(rows: int) -> float:
+        return 10 * file_check_seconds(SLOW_VALIDATOR, AROUND, rows)  # ten files a step
+
+    around = replace(AROUND, train_seconds=step(80))
+    found = probation(SLOW_VALIDATOR, around)
     assert found.files == 4 * 13, "four nodes with 13 files each; of the next one 77 rows are looked at"
-    assert found.seconds == pytest.approx(4 * (10 * whole + sum(between)))
+    after = [step(rows) for rows in (100, 91, 84)]  # 10, 11 and 12 accepted files
+    assert found.seconds == pytest.approx(4 * (10 * step(100) + sum(after)) / 10)
     assert found.steps == pytest.approx(5.2)
-    assert probation(RUN, AROUND, 10 * whole) == Probation(0.0, 0.0, 0.0)
-    short = probation(replace(RUN, steps=1), AROUND, pace)
+    assert probation(SLOW_VALIDATOR, replace(AROUND, train_seconds=10 * step(100))) == Probation(0.0, 0.0, 0.0)
+    short = probation(replace(SLOW_VALIDATOR, steps=1), around)
     assert (short.files, short.steps) == (10, 1.0), "no more files than the run has"
-    assert probation(replace(RUN, validators=0), AROUND, math.inf).files == 0
+    assert probation(replace(RUN, validators=0), AROUND).files == 0
 
 
 @pytest.mark.parametrize("validators", range(1, 30))
 def test_validators_that_keep_exactly_the_later_pace_reach_it(validators: int) -> None:
-    run = replace(RUN, validators=validators, prompts_per_step=300, steps=3000, pools=(replace(POOL, replicas=200),))
-    found = probation(run, AROUND, verify_seconds(run, AROUND))
-    assert found.files < run.steps * 30 / 2, "the rest is rounding"
+    run = replace(
+        SLOW_VALIDATOR, validators=validators, prompts_per_step=300, steps=3000, pools=(replace(POOL, replicas=200),)
+    )
+    assert pace(run, AROUND).step == verify_seconds(run, AROUND)
+    assert probation(run, AROUND).files < run.steps * 30 / 2, "the rest is rounding"
+
+
+@pytest.mark.parametrize("run", [RUN, SLOW_VALIDATOR])
+@pytest.mark.parametrize("accepted", [0, 10, None])
+def test_the_way_from_a_version_to_the_next_has_all_of_a_step_s_files_and_the_last_one_s_own_time(
+    run: RunFacts, accepted: int | None
+) -> None:
+    (made,) = leases(run, AROUND)
+    latency = made.latency_alone if accepted == 0 else made.latency
+    last = latency + file_check_seconds(run, AROUND, rows_looked_at(run, accepted))
+    found = pace(run, AROUND, accepted)
+    stages = found.stages
+    rollouts = max(stages["workers"], stages["validators"]) + last
+    assert found.loop == pytest.approx(rollouts + stages["trainer"] + stages["handover"] + stages["relays"])
+
+
+def test_on_probation_a_node_makes_one_file_after_the_other() -> None:
+    around = replace(AROUND, mean_tokens=300.0)
+    (made,) = leases(RUN, around)
+    assert made.decode < made.alone < made.last_row
+    files = 10 / RUN.pools[0].replicas
+    workers = {rows: pace(RUN, around, rows).stages["workers"] for rows in (0, 9, 10)}
+    assert workers[0] == workers[9] == pytest.approx(files * made.latency_alone, rel=1e-3)
+    assert workers[10] < workers[9]
+
+
+@pytest.mark.parametrize("workers", [1, 4, 400])
+@pytest.mark.parametrize("mbit", [1.0, 10_000.0])
+def test_the_store_s_line_bounds_all_uploads_on_probation_too(workers: int, mbit: float) -> None:
+    run, around = replace(RUN, pools=(replace(POOL, replicas=workers),)), replace(AROUND, store_mbit=mbit)
+    upload = 10 * file_bytes(run, around) * 8 / (mbit * 1e6)
+    for accepted in (0, 10, None):
+        parts = pace(run, around, accepted).parts
+        assert parts["upload", "workers"] >= upload * 0.999
+    assert pace(run, around, 0).stages["workers"] >= pace(run, around).stages["workers"] * 0.999
+
+
+def test_rows_that_find_a_place_at_once_end_with_the_longest() -> None:
+    around = replace(AROUND, spread=1e-6)
+    assert lease(RUN, around, POOL, stranger=False).alone == pytest.approx(
+        (1000 / 0.9 * 20e9 + 100_000 * 600 * 10_000) / 0.6e12, rel=1e-3
+    )
 
 
 def test_the_beginning_counts_in_the_run_s_time() -> None:
@@ -166,15 +216,15 @@ def test_rows_that_do_not_fit_into_the_cache_wait_for_others() -> None:
     assert found.decode == pytest.approx((4000 / 0.9 * 20e9 + 100_000 * 600 * 10_000) / 0.6e12, rel=1e-4)
 
 
-def test_a_file_waits_for_its_longest_row_but_its_engine_does_not_nor_for_its_upload() -> None:
+def test_a_file_waits_for_its_last_row_but_its_engine_does_not_nor_for_its_upload() -> None:
     found = lease(RUN, replace(AROUND, spread=0.75, mean_tokens=300.0), POOL, stranger=False)
-    assert found.alone > 1.5 * found.decode
+    assert found.last_row > 1.5 * found.decode
     assert found.seconds == found.prefill + found.decode > found.upload
-    assert found.latency == found.prefill + found.alone + found.upload
-    assert found.waiting_share == 0.0
+    assert found.latency == found.prefill + found.last_row + found.upload
+    assert found.between() == (found.seconds, 0.0)
     slow = lease(RUN, replace(AROUND, store_mbit=0.1), POOL, stranger=False)
     assert slow.seconds == slow.upload
-    assert slow.waiting_share == pytest.approx(1 - (slow.prefill + slow.decode) / slow.upload)
+    assert slow.between() == (slow.upload, pytest.approx(1 - (slow.prefill + slow.decode) / slow.upload))
 
 
 def test_a_validator_computes_a_tenth_of_the_rows_and_reads_all() -> None:
@@ -313,7 +363,7 @@ FAST = replace(AROUND, relay_mbit=1e6)
         ("broadcast", MANY, replace(AROUND, strangers={"strangers": 2000}), "more relays"),
         ("broadcast", MANY, replace(AROUND, strangers={"strangers": 20}, downlink_mbit=5.0), "downlinks"),
         ("broadcast", replace(FULL, relay_connection_bytes=100_000), FAST, "rateLimits.bytesPerSecond"),
-        ("upload", MANY, replace(AROUND, strangers={"strangers": 20}, uplink_mbit=0.002), "uplinks"),
+        ("upload", MANY, replace(AROUND, strangers={"strangers": 10}, uplink_mbit=0.002), "uplinks"),
         ("asynchrony", replace(RUN, async_level=0), AROUND, "raise asyncLevel"),
     ],
 )  # fmt: skip
@@ -527,11 +577,27 @@ def test_each_pod_of_a_trainer_has_the_files_of_its_own_ranks_among_its_temporar
 
 
 def test_lengths_of_a_spread_of_zero_are_all_the_mean_and_no_file_waits_longer_than_the_limit() -> None:
-    assert CompletionLengths(100, 1000, 1e-9).mean_position == pytest.approx(50)
-    assert CompletionLengths(100, 1000, 1e-9).longest_of(64) == pytest.approx(100)
+    same = CompletionLengths(100, 1000, 1e-9)
+    assert same.mean_position == pytest.approx(50)
+    assert same.last_of(64, 0) == pytest.approx(100, rel=2e-3)
+    assert same.last_of(64, 3200) == pytest.approx(3200 + 100, rel=0.04), "the last one begins at the window's end"
     wide = CompletionLengths(9000, 30_720)
-    assert wide.longest_of(1) == 9000 < wide.longest_of(8) < wide.longest_of(64) <= 30_720
-    assert wide.longest_of(100_000) == 30_720
+    ends = [wide.last_of(rows, 0) for rows in (1, 8, 64, 100_000)]
+    assert ends == sorted(ends)
+    assert ends[-1] == pytest.approx(30_720, rel=2e-3)
+    assert wide.last_of(64, 0) < wide.last_of(64, 1000) < wide.last_of(64, 0) + 1000
+
+
+def test_the_last_of_a_file_s_rows_ends_when_drawn_rows_say_so() -> None:
+    wide, chance = CompletionLengths(9000, 30_720), random.Random(1)
+    mu = math.log(9000) - 0.75**2 / 2
+
+    def last() -> float:
+        return max(chance.uniform(0, 12_000) + min(30_720, chance.lognormvariate(mu, 0.75)) for _ in range(64))
+
+    drawn = sorted(last() for _ in range(2000))
+    share = bisect.bisect(drawn, wide.last_of(64, 12_000)) / len(drawn)
+    assert share == pytest.approx((64 / 65) ** 64, abs=0.06)
 
 
 @pytest.mark.parametrize(

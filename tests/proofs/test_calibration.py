@@ -163,6 +163,7 @@ def test_the_serving_engines_proofs_bound_the_mean_over_a_file_in_sixteen_bits(d
     assert profile.size.sequences == 96
     assert (profile.honest.rejected_chunks.trials, profile.honest.rejected_files.trials) == (192, 8)
     assert profile.honest.rejected_chunks.events == profile.honest.rejected_files.events == 0
+    assert profile.logits == (None if dtype == torch.float32 else "float32")
     if dtype == torch.float32:
         assert profile.thresholds.file_mean is None
         return

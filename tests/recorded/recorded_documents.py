@@ -21,7 +21,7 @@ from shoal.contracts.evaluation import (
     EvaluationProgress,
     EvaluationSettings,
 )
-from shoal.contracts.failures import RollBack
+from shoal.contracts.failures import RollBack, Stability
 from shoal.contracts.filtering import FilterReport
 from shoal.contracts.final_model import FinalModel, ModelOrigin
 from shoal.contracts.hub import HubCommit
@@ -421,6 +421,8 @@ DOCUMENTS: dict[str, Contract] = {
     "node-config-quantization": sample(NodeConfig).model_copy(update={"quantization": "fp8"}),
     "public-run-quantization": sample(PublicRun).model_copy(update={"quantization": "fp8"}),
     "proof-profile-quantization": samples.PROOF_PROFILE.model_copy(update={"quantization": "fp8"}),
+    "proof-profile-logits": samples.PROOF_PROFILE.model_copy(update={"dtype": "bfloat16", "logits": "float32"}),
+    "public-run-logits": sample(PublicRun).model_copy(update={"logits": "float32"}),
     "run-config-quantization": sample(RunConfig).model_copy(update={"rollouts": Rollouts(quantization="fp8")}),
     "public-run-routes": sample(PublicRun).model_copy(update={"routes": ROUTES}),
     "prepared-routes": sample(Prepared).model_copy(update={"routes": ROUTES}),
@@ -458,6 +460,7 @@ DOCUMENTS: dict[str, Contract] = {
             schedules={"learning_rate": [{"step": 0, "value": 1e-6}]},
         )
     ),
+    "run-config-clip-limit": samples.run_config(stability=Stability(max_clip_ratio=0.1)),
     "run-config-muon": samples.run_config(recipe=Recipe(muon=MuonSettings(momentum=0.9))),
     "run-config-sft-muon": samples.run_config(
         mode="SFT", sft=SftSettings(dataset=SftDataset(run="traces-run", name="traces"), muon=MuonSettings())

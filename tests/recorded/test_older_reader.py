@@ -19,6 +19,7 @@ ALWAYS = {
     "data_digest": "in the metrics of each step",
     "learning": "in each answer about a run with judged files",
     "version_bytes": "in each answer about a run with a version",
+    "logits": "in the profile, and in what nodes are told, of a run whose proofs were calibrated with an engine in halves",
     "gpu_memory_bytes": "in the registration of each node with a GPU that says its memory",
     "example_prompt": "in prepared.json of each run",
     "tasks_digest_found": "in prepared.json of each run on a file or data set",
@@ -39,6 +40,7 @@ ASKED = {
     *("lease.part", "sized", "more"),
     *("prompt", "truncation", "commits", "gpuMemoryGib"),
     *("document.changes", "document.first_signature", "document.keys", "document.kind"),
+    "stability.maxClipRatio",
     *("pools.0.sampler", "validation.thresholds.drawnGaps", "sft.muon"),
     *(
         "storage.azure",

@@ -24,6 +24,7 @@ from shoal.report.access import open_run
 from shoal.serving import promotion
 from shoal.serving.following import CURRENT
 from shoal.serving.promotion import TagWish
+from vllm_on_cpu import ARGUMENTS, VARIABLES
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
 
@@ -42,10 +43,7 @@ class Server:
         self._paths = {"/tmp/": f"{folder.parent}/tmp-", "/models": str(folder)}  # the folder may lie in /tmp itself
         self._paths |= {"0.0.0.0": address, "--port 8000": f"--port {port}", "exec python": f"exec {sys.executable}"}
         self._command = self._here(container["command"])
-        self._command[2] += (
-            " --enforce-eager --dtype float32 --max-model-len 128 --kv-cache-memory-bytes 67108864"
-            " --no-enable-chunked-prefill --max-num-batched-tokens 2048"
-        )
+        self._command[2] += f" {ARGUMENTS}"
         self._probe = self._here(container["livenessProbe"]["exec"]["command"])
 
     def _here(self, command: list[str]) -> list[str]:
@@ -59,8 +57,7 @@ class Server:
 
     @contextmanager
     def running(self, log: Path) -> Iterator[None]:
-        quiet = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
-        environment = os.environ | quiet | {"OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
+        environment = os.environ | VARIABLES | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
         with log.open("wb") as file:
             process = subprocess.Popen(self._command, stdout=file, stderr=file, env=environment, start_new_session=True)
 

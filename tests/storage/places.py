@@ -1,7 +1,5 @@
 """The kinds of store, each with a way to take it away and to bring it back."""
 
-import base64
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 from entra import CLIENT, EXCHANGE, TENANT, Entra
 from gcs_stand_in import PROVIDER, Gcs, TokenService
 
-from oidc import AUDIENCE, Issuer
+from oidc import AUDIENCE, Issuer, role_arn
 from samples import RUN, run_config
 from servers import Azurite, S3Server
 from shoal.contracts.run import RunConfig
@@ -55,12 +53,6 @@ IDENTITY_MODES = {mode for _, mode in S3_KINDS.values()} | {"Entra", "Google"}
 """Ways to reach a store over the network that the tests run on."""
 READER = "readers.shoal.test"
 """Audience of tokens for the role that may only read."""
-
-
-def role_arn(audience: str) -> str:
-    """How MinIO calls the role of an audience; it says so in its log, too."""
-    digest = hashlib.sha1(audience.encode(), usedforsecurity=False).digest()
-    return f"arn:minio:iam:::role/{base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from places import READER, S3, S3_KINDS, Trusting, role_arn
+from places import READER, S3, S3_KINDS, Trusting
 from structlog.testing import capture_logs
 
+from oidc import role_arn
 from proxies import Proxy
 from samples import LEASE, NODE, RUN
 from servers import PLAIN, ROOT, Loopback, wait_until

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from proxies import AilingProxy, Proxy, Slow
 from servers import Loopback, wait_until
 from shoal.contracts.storage import S3Storage
+from shoal.retries import Backoff
 from shoal.storage import LocalDiskFull, NotFound, Store, StoreUnavailable
 from shoal.storage import store as store_module
 from shoal.storage.store import open_folder, open_s3
@@ -269,10 +270,20 @@ def test_a_store_that_refuses_in_the_middle_and_then_trickles_has_what_was_writt
 def test_an_upload_that_never_gets_further_ends_at_the_deadline(
     flaky: tuple[Proxy, Store], small_parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each try begins well and takes parts again, which is nothing new."""
     proxy, store = flaky
     monkeypatch.setattr(store, "_deadline_seconds", 2.0)
+    monkeypatch.setattr(store_module, "PAUSES", Backoff(0.1, 0.2))
+    tries = 0
 
     def chunks() -> Iterator[bytes]:
+        nonlocal tries
+        tries += 1
+        proxy.losing = 0
+        assert tries < 60, "the deadline counts from what every try takes"
+        return parts()
+
+    def parts() -> Iterator[bytes]:
         for number in range(9):
             if number == 2:
                 proxy.losing = 1 << 20
@@ -281,6 +292,7 @@ def test_an_upload_that_never_gets_further_ends_at_the_deadline(
 
     with pytest.raises(StoreUnavailable, match=r"cannot write state: the s3 store did not answer for \d+ s"):
         store.put_chunks("state", chunks, 9 * small_parts)
+    assert tries > 1
 
 
 @pytest.mark.parametrize("answers_lost", [1, 2, 3])

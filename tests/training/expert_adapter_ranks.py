@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from expert_adapters import LORA, set_apart
 from expert_models import EXPERTS, Exact, write_model
-from expert_ranks import WORLDS, World, curve, gap, stored
+from expert_ranks import World, curve, gap, stored, worlds_of
 from forked_ranks import fork_ranks
 from test_batches import groups
 from tiny_run import make_store, recipe
@@ -43,7 +43,7 @@ from shoal.training.update import plan_logprobs, train
 
 LIVENESS = Liveness(60.0)
 ALONE = "1"
-WHOLE_RUNS = (ALONE, "2", "4, tokens travel")
+WHOLE_RUNS = (ALONE, "2", "4, 2 share packs, tokens travel")
 """Where versions are written and runs are resumed too."""
 
 
@@ -155,18 +155,18 @@ def run_rank(of: World, names: Iterable[str], folder: Path, key: str, rank: int,
         raise
 
 
-def measure(names: list[str]) -> dict[str, Any]:
+def measure(worlds: dict[str, World], names: list[str]) -> dict[str, Any]:
     torch.set_num_threads(1)
     made: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name in names:
             write_model(folder / name, EXPERTS[name])
-        for key, plain in WORLDS.items():
+        for key, plain in worlds.items():
             of = replace(plain, settings=plain.settings.model_copy(update={"lora": LORA}))
             fork_ranks(of.ranks, partial(run_rank, of, names, folder, key))
             made[key] = json.loads((folder / f"{key}.json").read_text())
-    others = [key for key in WORLDS if key != ALONE]
+    others = [key for key in worlds if key != ALONE]
     alone = made[ALONE]
     return {
         "losses": {name: alone[name]["loss"] for name in names},
@@ -178,4 +178,4 @@ def measure(names: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1:] or list(EXPERTS))))
+    print(json.dumps(measure(*worlds_of(sys.argv[1:]))))

@@ -59,6 +59,8 @@ WORLDS = {
     "4, tokens travel": World(4, settings=TOKENS),
     "4, 2 share packs, tokens travel": World(4, 2, TOKENS),
 }
+BRIEF = WORLDS.keys() - {"4", "4, tokens travel"}
+"""What shows the same with fewer ranks: four of them share packs here too."""
 STEPS = 3
 
 
@@ -205,7 +207,14 @@ def gap(found: dict[str, Any], alone: dict[str, Any]) -> float:
     return most
 
 
-def measure(names: list[str]) -> dict[str, Any]:
+def worlds_of(arguments: list[str]) -> tuple[dict[str, World], list[str]]:
+    """Worlds, those in `BRIEF` behind `--brief`, and the names of models."""
+    brief = arguments[:1] == ["--brief"]
+    names = arguments[1:] if brief else arguments
+    return {key: of for key, of in WORLDS.items() if not brief or key in BRIEF}, names or list(EXPERTS)
+
+
+def measure(worlds: dict[str, World], names: list[str]) -> dict[str, Any]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -213,18 +222,18 @@ def measure(names: list[str]) -> dict[str, Any]:
             write_model(folder / name, EXPERTS[name])
         one_sided(folder / "one-sided")
         curves: dict[str, Any] = {}
-        for key, of in WORLDS.items():
+        for key, of in worlds.items():
             fork_ranks(of.ranks, partial(run_rank, of, names, folder, key))
             curves[key] = json.loads((folder / f"{key}.json").read_text())
         fork_ranks(3, partial(refused, folder, names[0]))
         message = (folder / "refused.txt").read_text()
     figures = ("loss", "norms", "balance")
     return {
-        "curves": {name: {key: {one: curves[key][name][one] for one in figures} for key in WORLDS} for name in names},
+        "curves": {name: {key: {one: curves[key][name][one] for one in figures} for key in worlds} for name in names},
         "gaps": {
-            name: {key: gap(curves[key][name], curves["1"][name]) for key in WORLDS if key != "1"} for name in names
+            name: {key: gap(curves[key][name], curves["1"][name]) for key in worlds if key != "1"} for name in names
         },
-        "written": {name: {key: curves[key][name]["written"] for key in WORLDS} for name in names},
+        "written": {name: {key: curves[key][name]["written"] for key in worlds} for name in names},
         "other settings": {name: curves["2, tokens travel"][name]["other settings"]["far"] for name in names},
         "stay": {name: curves["2, tokens travel"][name]["other settings"]["stay"] for name in names},
         "one-sided": curves["2, tokens travel"]["one-sided"],
@@ -233,4 +242,4 @@ def measure(names: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1:] or list(EXPERTS))))
+    print(json.dumps(measure(*worlds_of(sys.argv[1:]))))

@@ -1,46 +1,50 @@
-"""Two ranks that save a state, one of them through a line that is slower than a collective may be. Run by `test_state` as a program of its own."""
+"""Two ranks that save a state into a bucket, each through a line of its own. Run by `test_state` as a program of its own.
+
+What each has to say when it is done lies in the folder, as `rank-0` and `rank-1`: nothing, or its error.
+"""
 
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 import torch
 from forked_ranks import fork_ranks
-from tiny_run import make_store
 
 from samples import RUN
-from shoal.storage import Store
-from shoal.training.parallel import start_ranks
+from shoal.contracts.storage import S3Storage
+from shoal.storage import StoreUnavailable
+from shoal.storage import store as store_module
+from shoal.storage.store import open_s3
+from shoal.training.parallel import PeerLost, start_ranks
 from shoal.training.stability import History
 from shoal.training.state import States
 
-DEADLINE_SECONDS = 5.0
+COLLECTIVE_SECONDS = 5.0
+STORE_SECONDS = 6.0
+PART = 5 << 20
+PARTS = 4
+"""Of each rank, one after the other."""
 
 
-class Slow(Store):
-    """A folder store whose large objects take longer than one rank waits for another in a collective."""
-
-    def __init__(self, root: Path) -> None:
-        plain = make_store(root)
-        super().__init__(plain._backend, plain._prefix, root=root)
-
-    def put_chunks(self, key: str, chunks: Callable[[], Iterable[bytes | bytearray]], size: int) -> None:
-        time.sleep(DEADLINE_SECONDS + 2.0)
-        super().put_chunks(key, chunks, size)
-
-
-def save(root: Path, rank: int, port: int) -> None:
+def save(
+    folder: Path, version: int, spec: S3Storage, key: str, secret: str, lines: list[str], rank: int, port: int
+) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SHOAL_BIND": "127.0.0.1"}
-    ranks = start_ranks("cpu", deadline_seconds=DEADLINE_SECONDS)
-    store = Slow(root) if rank == 1 else make_store(root)
-    tensors = {f"random/cpu/{rank:05d}": torch.arange(8, dtype=torch.uint8)}
-    States(store, RUN, root / "scratch", ranks).save(1, tensors, 0, None, History())
-    ranks.close()
+    ranks = start_ranks("cpu", deadline_seconds=COLLECTIVE_SECONDS)
+    mine = spec.model_copy(update={"endpoint": lines[rank]})
+    store = open_s3(mine, RUN, key, secret, deadline_seconds=STORE_SECONDS)
+    tensors = {f"random/cpu/{rank:05d}": torch.full((PARTS * PART,), rank, dtype=torch.uint8)}
+    said = ""
+    try:
+        States(store, RUN, folder / "scratch", ranks).save(version, tensors, 0, None, History())
+    except (StoreUnavailable, PeerLost) as error:
+        said = f"{type(error).__name__}: {error}"
+    (folder / f"rank-{rank}").write_text(said)
 
 
 if __name__ == "__main__":
-    fork_ranks(2, partial(save, Path(sys.argv[1])))
+    store_module.CHUNK_BYTES, store_module.UPLOADS = PART, 1
+    folder, version, spec, key, secret, *lines = sys.argv[1:]
+    fork_ranks(2, partial(save, Path(folder), int(version), S3Storage.from_json(spec), key, secret, lines))

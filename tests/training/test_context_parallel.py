@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from benchmarks.trainer.context_exact import CASES, LAYOUTS, TOLERANCE
 from test_batches import groups, plan
 from tiny_run import ranks, write_base
 
+from forked_python import TRAINER, run_python
 from servers import ROOT
 from shoal.training.batches import micro_batch
 from shoal.training.context_parallel import PackPart, part_of, undividable
@@ -31,8 +31,7 @@ def test_ranks_have_one_rank_s_loss_and_gradients_in_float64_whether_they_share_
     layouts = ["2 ranks", "4 ranks, 2 share", "4 ranks share"]
     assert set(layouts) < set(LAYOUTS)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "benchmarks.trainer.context_exact", *layouts]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = run_python(["-m", "benchmarks.trainer.context_exact", *layouts], TRAINER, env=environment, timeout=450)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
     for layout in layouts:

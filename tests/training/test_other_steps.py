@@ -33,6 +33,7 @@ from shoal.contracts.run import RunConfig
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.trainer import Lora, TrainerSettings
 from shoal.storage import Store
+from shoal.training import stability
 from shoal.training.batches import group_relative, plan_of_run
 from shoal.training.loop import Trainer
 from shoal.training.retention import delete_shards
@@ -186,6 +187,22 @@ def unstable(pod: Pod, action: str, **changes: Any) -> Trainer:
     return trainer
 
 
+def test_a_large_clip_ratio_is_told_and_acted_upon_by_default(
+    tmp_path: Path, base: Path, orchestrator: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stability, "MAX_CLIP_RATIO", 1e-9)  # what clips in so small a run
+    pod = Pod(tmp_path, base, orchestrator)
+    trainer = pod.trainer(run=pod.run.model_copy(update={"stability": Stability(action="RollBack")}))
+    trainer.resume()
+    for step in range(3):
+        trainer.train_step(step)
+    trainer.next_step()
+    trainer._waits.idle()
+    assert pod.report(1).warnings == []
+    assert any("the clip ratio is" in warning for warning in pod.report(2).warnings)
+    assert pod.report(3).rolled_back_to == 2
+
+
 def test_signs_of_instability_roll_back_once(tmp_path: Path, base: Path, orchestrator: Orchestrator) -> None:
     pod = Pod(tmp_path, base, orchestrator)
     trainer = unstable(pod, "RollBack")
@@ -226,9 +243,7 @@ def test_a_pause_says_why_and_ends_with_the_process_and_the_next_one_goes_on_whe
     assert told.phase == "paused"
     assert "set stability.acknowledgedVersion to 2 to continue" in told.note
     assert trainer.version == 2
-    trainer._config = trainer._config.model_copy(
-        update={"stability": Stability(action="Pause", acknowledged_version=2)}
-    )
+    trainer._stability = Stability(action="Pause", acknowledged_version=2)
     trainer.next_step()
     assert trainer.version == 3
     trainer._waits.idle()

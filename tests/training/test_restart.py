@@ -5,7 +5,6 @@ Tolerance of a run that moves: that of `test_sharding`, since sums over other nu
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from restart_ranks import WORLDS
 
+from forked_python import TRAINER, run_python
 from shoal.training.state_files import BLOCK_BYTES, REQUEST_BLOCKS
 
 pytestmark = pytest.mark.soak  # 40 s of a processor
@@ -32,8 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), *sys.path]),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, str(here / "restart_ranks.py"), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    done = run_python([str(here / "restart_ranks.py"), str(folder)], TRAINER, env=environment, timeout=450)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
 

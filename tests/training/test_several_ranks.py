@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_run import Home, Orchestrator, config, fill_step, kill_all, make_store, make_trainer, write_base
 
+from forked_python import ForkedProcess
 from servers import Loopback
 from shoal.contracts import keys
 from shoal.contracts.steps import StepMetrics
@@ -39,7 +40,7 @@ def handed_over(one: Home, version: int) -> bool:
     return (one.outbox / keys.version_name(version)).is_dir()
 
 
-def finish(process: subprocess.Popen[bytes], log: Path) -> None:
+def finish(process: ForkedProcess, log: Path) -> None:
     try:
         assert process.wait(timeout=150) == 0, log.read_text()[-4000:]
     finally:

@@ -6,7 +6,6 @@ computed with in bfloat16 see those roundings as whole steps of 2^-8 now and the
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny_run import write_base
+
+from forked_python import TRAINER, run_python
 
 WORLDS = (1, 2, 4)
 CASES = {
@@ -31,8 +32,8 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]
         "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), *sys.path]),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, str(here / "sharded_curves.py"), str(folder / "base"), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    command = [str(here / "sharded_curves.py"), str(folder / "base"), str(folder)]
+    done = run_python(command, TRAINER, env=environment, timeout=450)
     assert done.returncode == 0, done.stderr[-4000:]
     return {world: json.loads((folder / f"{world}.json").read_text()) for world in WORLDS}
 

@@ -5,11 +5,15 @@ from typing import Any
 import pytest
 
 from samples import METRICS
+from shoal.contracts.algorithm import Algorithm, Clip, Gspo, SourceAlgorithm
 from shoal.contracts.failures import Stability
-from shoal.training.stability import History, Incident, after_roll_back, decide, needed_states, observe
+from shoal.contracts.recipe import Recipe
+from shoal.contracts.sources import SourceObjective
+from shoal.training.stability import History, Incident, after_roll_back, decide, in_force, needed_states, observe
 
 WINDOW = 4
 SETTINGS = Stability(window_steps=WINDOW, action="RollBack")
+"""Trends alone: the clip ratio has no limit before `in_force`."""
 
 
 def step(version: int, norm: float = 0.1, entropy: float = 1.0, clip: float = 0.01, **changes: Any) -> Any:
@@ -59,6 +63,69 @@ def test_nothing_is_said_before_there_are_two_windows() -> None:
 def test_each_sign_is_named_with_its_figures(changes: dict[str, float], said: str) -> None:
     _, warnings = follow(*calm(1, 8), *[step(version, **changes) for version in range(9, 13)])
     assert warnings == [said]
+
+
+IN_FORCE = in_force(SETTINGS, Recipe())
+
+
+def test_a_level_is_named_after_three_steps_and_not_before() -> None:
+    two = [step(version, clip=0.024) for version in (1, 2)]
+    history, warnings = follow(*two, settings=IN_FORCE)
+    assert warnings == []
+    said = ["the clip ratio is 2.40% over 3 steps; maxClipRatio is 2.00%"]
+    assert follow(step(3, clip=0.024), settings=IN_FORCE, start=history)[1] == said
+    assert follow(*two, step(3), settings=IN_FORCE)[1] == []  # a mean of three, and one of them is calm
+
+
+def test_a_large_clip_ratio_is_acted_upon_alone_and_long_before_there_are_two_windows() -> None:
+    history, warnings = follow(*calm(1, 2), *[step(version, clip=0.1) for version in (3, 4)], settings=IN_FORCE)
+    assert len(warnings) == 1
+    assert decide(history, IN_FORCE, [1, 2, 3]).to_version == 2
+
+
+def test_a_clip_ratio_that_is_large_and_grows_is_one_sign() -> None:
+    _, warnings = follow(*calm(1, 8), *[step(version, clip=0.2) for version in range(9, 13)], settings=IN_FORCE)
+    assert len(warnings) == 1
+
+
+def test_a_sign_that_stays_takes_a_later_incident_back_by_two_windows_and_no_further() -> None:
+    drift = [step(version, entropy=2.0) for version in range(9, 100)]
+    history, warnings = follow(*calm(1, 8), *drift)
+    assert len(warnings) == 1
+    assert needed_states(history, range(100)) == {99 - 2 * WINDOW}
+    history, _ = follow(*[step(version, entropy=2.0, norm=9.0) for version in range(100, 103)], start=history)
+    assert history.incident is not None
+    assert 100 - 2 * WINDOW <= history.incident.calm_version < 100
+
+
+def test_a_sign_that_stays_does_not_hold_an_incident_open() -> None:
+    drift = [step(version, entropy=2.0) for version in range(10, 10 + WINDOW)]
+    opened, _ = follow(*calm(1, 4), *[step(version, entropy=2.0) for version in range(5, 9)])
+    opened = opened.model_copy(update={"incident": Incident(version=9, calm_version=7, settled=True)})
+    history, warnings = follow(*drift, start=opened)
+    assert len(warnings) == 1
+    assert history.incident is None
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(algorithm=Algorithm(gspo=Gspo())),
+        Recipe(sources=[SourceObjective(name="code", algorithm=SourceAlgorithm(gspo=Gspo()))]),
+    ],
+    ids=["the run", "a source"],
+)
+def test_a_clip_of_whole_completions_has_no_limit_unless_the_manifest_gives_one(recipe: Recipe) -> None:
+    cut = [step(version, clip=0.15) for version in range(1, 9)]
+    assert follow(*cut, settings=in_force(SETTINGS, recipe))[1] == []
+    asked = in_force(Stability(max_clip_ratio=0.1), recipe)
+    assert follow(*cut, settings=asked)[1] == ["the clip ratio is 15.00% over 3 steps; maxClipRatio is 10.00%"]
+
+
+def test_a_limit_of_the_manifest_is_kept_and_one_is_never_exceeded() -> None:
+    asked = Stability(max_clip_ratio=1.0)
+    assert in_force(asked, Recipe(algorithm=Algorithm(rloo=Clip()))) == asked
+    assert follow(*[step(version, clip=1.0) for version in range(1, 9)], settings=asked)[1] == []
 
 
 def test_entropy_is_measured_against_its_minimum_however_long_ago_that_was() -> None:

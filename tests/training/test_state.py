@@ -2,24 +2,31 @@
 
 import hashlib
 import os
-import subprocess
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from slow_upload_ranks import COLLECTIVE_SECONDS, PART, PARTS
 from structlog.testing import capture_logs
 from tiny_run import make_model, make_store, ranks, recipe
 from torch import Tensor
 
+from forked_python import TRAINER, run_python
+from proxies import AilingProxy, Slow
 from samples import METRICS, RUN
+from servers import Loopback, Minio
 from shoal import telemetry
 from shoal.contracts import keys
 from shoal.contracts.muon import MuonSettings
+from shoal.contracts.storage import S3Storage
 from shoal.contracts.trainer import Lora
 from shoal.storage import Store
+from shoal.storage.store import open_s3
 from shoal.training.host_copy import HostCopy
 from shoal.training.lora import add_adapters, draw_adapters
 from shoal.training.model import Policy
@@ -368,11 +375,74 @@ def test_metadata_whose_digest_is_wrong_is_never_unpickled(states: States, store
     assert not ran.exists()
 
 
-def test_a_rank_whose_upload_takes_longer_than_a_collective_may_is_waited_for(store: Store, tmp_path: Path) -> None:
-    here = Path(__file__).parent
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(here.parent), *sys.path])}
-    command = [sys.executable, str(here / "slow_upload_ranks.py"), str(tmp_path / "store")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    sealed = SealedState.from_json(store.get(keys.trainer_state(1) + "state.json"))
+class Lines:
+    """A bucket, and each of two ranks' own line to it."""
+
+    def __init__(self, folder: Path, minio: Minio, loopback: Loopback) -> None:
+        self.folder = folder
+        self.proxies = [AilingProxy((loopback.address(), 0), (minio.address, minio.port)) for _ in range(2)]
+        self._spec = S3Storage(endpoint=minio.endpoint, bucket=minio.bucket, credentials_secret="store")
+        self._keys = (minio.access_key, minio.secret_key)
+        self.store = open_s3(self._spec, RUN, *self._keys)
+        self.states = States(self.store, RUN, folder / "scratch", ranks())
+
+    def save(self, version: int) -> list[str]:
+        """The two ranks save a state; what each has to say of an error."""
+        here = Path(__file__).parent
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(here.parent), *sys.path])}
+        command = [str(here / "slow_upload_ranks.py"), str(self.folder), str(version)]
+        command += [self._spec.to_json().decode(), *self._keys, *(proxy.url for proxy in self.proxies)]
+        environment["no_proxy"] = ",".join(proxy.host for proxy in self.proxies)
+        done = run_python(command, TRAINER, env=environment, timeout=450)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return [(self.folder / f"rank-{rank}").read_text() for rank in range(2)]
+
+
+@pytest.fixture
+def lines(tmp_path: Path, minio_server: Minio, loopback: Loopback) -> Iterator[Lines]:
+    made = Lines(tmp_path, minio_server, loopback)
+    yield made
+    for proxy in made.proxies:
+        proxy.close()
+    for info in made.store.list("trainer/"):
+        made.store.delete(info.key)
+
+
+def test_a_rank_whose_upload_takes_longer_than_a_collective_may_is_waited_for(lines: Lines) -> None:
+    slow = Slow(2.0, 1 << 20)
+    lines.proxies[1].slow = slow
+    assert lines.save(1) == ["", ""]
+    assert lines.proxies[1].slowed * slow.first_byte_seconds > COLLECTIVE_SECONDS
+    assert lines.states.sealed() == [1]
+    sealed = SealedState.from_json(lines.store.get(keys.trainer_state(1) + "state.json"))
     assert sealed.files.keys() == {"rank-00000.json", "rank-00001.json"}
+    for rank in range(2):
+        part = lines.store.get(keys.trainer_state(1) + f"rank-0000{rank}.tensors")
+        assert part == bytes([rank]) * len(part)
+        assert len(part) == PARTS * PART
+
+
+def test_where_one_rank_cannot_upload_all_say_so_and_the_state_of_before_is_taken_up(lines: Lines) -> None:
+    first = Trained()
+    kept = first.update(1)
+    first.save(lines.states, 1)
+    first.update(1)
+    first.save(lines.states, 2)  # of an earlier attempt; the ranks save it again
+    lines.proxies[1].refuse_at("v000002/rank-00001.tensors?partNumber=3")
+    healthy, failed = lines.save(2)
+    what = r"every rank's part of state 2 to be uploaded"
+    assert healthy == f"PeerLost: rank 0 waited for {what}, which failed on another rank; its log says why"
+    assert re.match(
+        r"StoreUnavailable: cannot write trainer/state/v000002/rank-00001\.tensors: the s3 store did not answer for \d+ s",
+        failed,
+    )
+    assert lines.store.size(keys.trainer_state(2) + "rank-00000.tensors") == PARTS * PART
+    assert lines.states.sealed() == [1]
+    other = Trained(seed=5)
+    with pytest.raises(BadState, match=r"there is no trainer/state/v000002/state\.json; sealed states: \[1\]"):
+        other.restore(lines.states, 2)
+    taken = lines.states.restore_newest(other.copy, LIVENESS)
+    assert taken is not None
+    assert taken.version == 1
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in other.policy.state_dict().items())
+    assert lines.store.list(keys.trainer_state(2)) == []

@@ -41,9 +41,9 @@ class Story:
 
 
 SHORT = Story(
-    {"vocab_size": 16384, "hidden_size": 128}, BadMinutes(8.0, Slow(1.0, 64 << 10), 6.0, late_seconds=6.0), 240.0,
-    "from shoal.storage import store; from shoal.telemetry import waiting as w;"
-    " store.WORD_SECONDS = w.SAY_AFTER_SECONDS = w.SAY_EVERY_SECONDS = 3.0", undisturbed=True,
+    {"vocab_size": 16384, "hidden_size": 128}, BadMinutes(13.0, Slow(1.0, 64 << 10), 6.0, late_seconds=6.0), 240.0,
+    "from shoal.storage import store; from shoal.telemetry import waiting as w; from shoal.training import __main__ as t;"
+    " store.WORD_SECONDS = w.SAY_AFTER_SECONDS = w.SAY_EVERY_SECONDS = 3.0; t.SILENT_SECONDS = 15.0", undisturbed=True,
 )  # fmt: skip
 AT_SIZE = Story(
     {"vocab_size": 42_000, "hidden_size": 1024, "num_hidden_layers": 1},

@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -19,6 +17,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from forked_python import TRAINER, ForkedProcess, start_python
 from samples import METADATA, NODE, ROLE_KEYS, RUN, rollout, run_config
 from shoal import telemetry
 from shoal.broadcast.publishing import copy_to_store, cut_into
@@ -269,17 +268,18 @@ class Home:
     def configure(self, config: RunConfig) -> None:
         (self.root / "config" / "run.json").write_bytes(config.to_json())
 
-    def start(self, processes: int = 1, first: str = "") -> subprocess.Popen[bytes]:
+    def start(self, processes: int = 1, first: str = "") -> ForkedProcess:
         """The trainer's entry point, alone or under torchrun; its output goes to `log`. Alone it may run a line of Python `first`."""
         environment = os.environ | {
             "SHOAL_HOME": str(self.root), "SHOAL_BIND": self._address, "SHOAL_POD": "arithmetic-trainer-0", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--standalone"]
-        command = [sys.executable, *(torchrun if processes > 1 else []), "-m", "shoal.training"]
-        if first:
-            command[1:] = ["-c", f"{first}; from shoal.training.__main__ import main; main()"]
+        command = [*(torchrun if processes > 1 else []), "-m", "shoal.training"]
+        imported: tuple[str, ...] = TRAINER
+        if first:  # it sets what modules take as they are imported
+            imported, command = (), ["-c", f"{first}; from shoal.training.__main__ import main; main()"]
         with self.log.open("ab") as log:
-            return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            return start_python(command, imported, env=environment, stdout=log.fileno(), start_new_session=True)
 
     def weights(self, version: int) -> bytes:
         return (self.outbox / keys.version_name(version) / "model.safetensors").read_bytes()
@@ -288,7 +288,7 @@ class Home:
         return self.store.exists(keys.trainer_state(version) + "state.json")
 
 
-def kill_all(process: subprocess.Popen[bytes]) -> None:
+def kill_all(process: ForkedProcess) -> None:
     """kill -9 for the process and its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 from court import CALIBRATED, JOB, METADATA, STATISTICAL, Court
+from hypothesis import given
+from hypothesis import strategies as some
 from test_dishonest_files import proven, rejected, replace, sampled_anew
 from tiny_policy import EOS
 
@@ -15,7 +17,7 @@ from shoal.contracts.proof_profile import DRAWN_GAPS
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import UNSCORED
 from shoal.sampling import gumbel
-from shoal.sampling.tails import at_least, too_many_left_out
+from shoal.sampling.tails import RECORD_CHANCE, at_least, too_many
 from shoal.validation.checks import redraw
 from shoal.validation.facts import File
 from shoal.validation.prefill import Prefill, prefill, prefill_rows
@@ -327,22 +329,40 @@ def test_gaps_of_a_row_that_is_left_out_are_not_in_the_sum_of_the_file(court: Co
 def test_a_node_leaves_out_what_rounding_does_and_no_more() -> None:
     """With one outlier in 25 files of 1,000 tokens: the first is always allowed, one a file never for long."""
     outliers, tokens = 4e-5, 1000
-    assert not too_many_left_out(1, tokens, outliers)
-    assert too_many_left_out(2, tokens, outliers)
+    assert not too_many(1, tokens * outliers)
+    assert too_many(2, tokens * outliers)
     allowed = 0
     for files in range(1, 251):
-        allowed += not too_many_left_out(allowed + 1, files * tokens, outliers)
+        allowed += not too_many(allowed + 1, files * tokens * outliers)
     assert 10 <= allowed <= 25  # 10 are expected of honest files
     chance = np.random.default_rng(7)
-    lost = 0
-    for _ in range(200):
-        rows = 0
-        for files in range(1, 101):
+    losers = 0
+    for _ in range(400):
+        rows, lost = 0, False
+        for files in range(1, 301):
             for _ in range(chance.poisson(outliers * tokens)):
-                rows, lost = (
-                    (rows, lost + 1) if too_many_left_out(rows + 1, files * tokens, outliers) else (rows + 1, lost)
-                )
-    assert lost / (200 * 100) < 5e-3, "honest files that are lost"
+                if too_many(rows + 1, files * tokens * outliers):
+                    lost = True
+                else:
+                    rows += 1
+        losers += lost
+    assert losers <= RECORD_CHANCE * 400, "honest nodes that ever lose a file"
+
+
+@given(some.floats(0.0, 1e6))
+def test_the_first_event_of_a_node_is_never_too_many(expected: float) -> None:
+    assert not too_many(0, expected)
+    assert not too_many(1, expected)
+
+
+@given(some.integers(0, 100_000), some.floats(0.0, 1e5))
+def test_all_looks_together_allow_no_less_than_a_single_one(count: int, expected: float) -> None:
+    if at_least(count, expected) > RECORD_CHANCE:
+        assert not too_many(count, expected)
+    if too_many(count, expected):
+        assert too_many(count + 1, expected), "more events are no better"
+    else:
+        assert not too_many(count, expected + 1.0), "more room is no worse"
 
 
 def test_where_the_sampler_cannot_be_redone_nothing_is_said(court: Court, honest: list[Rollout]) -> None:

@@ -102,6 +102,11 @@ class Swapped:
 
 @pytest.fixture(scope="module")
 def swapped(court: Court) -> Swapped:
+    return swapped_by(court)
+
+
+def swapped_by(court: Court, *before: dict[str, str]) -> Swapped:
+    """`before`: commands of the engine's process."""
     made = court.made
 
     def render(task, target):
@@ -111,7 +116,7 @@ def swapped(court: Court) -> Swapped:
     requests = [tiny_policy.request_json(row.request) for row in planned]
     start = {"do": "start", "folder": str(made.folder["old"]), "length": PUBLIC.max_sequence_length, "cuts": True}
     cut = {"do": "cut", "requests": requests, "stop_after": STEPS, "folder": str(made.folder["new"]), "version": OLD}
-    completions = tiny_policy.run_engine([start, cut]).results[1]
+    completions = tiny_policy.run_engine([*before, start, cut]).results[-1]
     honest = assemble(planned, completions, tiny_policy.LEASE, PUBLIC, OLD, lambda *_: None)
     facts = replace(
         court.facts,
@@ -138,6 +143,18 @@ def test_rows_that_an_engine_goes_on_with_under_new_weights_pass_the_judge(swapp
     assert verdict.outcome == "accept", verdict.evidence
     assert verdict.policy_version == OLD
     assert verdict.proof_rows == len(swapped.honest)
+
+
+def test_rows_of_an_engine_that_schedules_before_it_knows_a_step_s_tokens_pass_it_as_well(
+    court: Court, swapped: Swapped
+) -> None:
+    early = swapped_by(court, {"do": "asynchronous"})
+    assert {tuple(row.segment_versions) for row in early.honest} >= {(OLD, NEW), (NEW,)}
+    verdict = early.judge(early.honest)
+    assert verdict.outcome == "accept", verdict.evidence
+    assert verdict.proof_rows == len(early.honest)
+    tokens = [(row.completion_tokens, row.segment_starts) for row in early.honest]
+    assert tokens == [(row.completion_tokens, row.segment_starts) for row in swapped.honest]
     assert verdict.left_out == []
     assert sorted(set(swapped.policies.loads)) == [OLD, NEW]
     assert len(swapped.policies.loads) == 2  # one version at a time, and each once

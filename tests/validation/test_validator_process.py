@@ -1,8 +1,6 @@
 """One validator process: signed claims and verdicts over HTTP, files and weights from a folder store."""
 
 import hashlib
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +13,7 @@ import tiny_policy
 from court import CALIBRATED, JOB, Court
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from forked_python import VALIDATOR, ForkedProcess, start_python
 from servers import PLAIN, STARTED_WITH, structured_lines
 from shoal.contracts import keys
 from shoal.contracts.model_source import GeneratedModel, ModelSource
@@ -170,12 +169,12 @@ class Validating:
         self.log = (home / "log").open("w+")
         self.process = self.started()
 
-    def started(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, *self.torchrun, "-m", "shoal.validation"],
+    def started(self) -> ForkedProcess:
+        return start_python(
+            [*self.torchrun, "-m", "shoal.validation"],
+            VALIDATOR,
             env=STARTED_WITH | {"SHOAL_HOME": str(self.home), "SHOAL_BIND": ADDRESS, "SHOAL_POD": "tiny-validator-0"},
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
+            stdout=self.log.fileno(),
         )
 
     def prepare(self) -> None:

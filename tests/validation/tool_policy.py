@@ -5,12 +5,13 @@ The policy is taught for some seconds to write a call first, and after each resu
 
 import functools
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from forked_python import WORKER, start_python
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "inference"))
 
@@ -150,9 +151,7 @@ def file_of_a_worker(home: Path, agent: Agent, address: str = ADDRESS) -> bytes:
     socket = SocketAgent(home, agent)
     settings = {"SHOAL_HOME": str(home), "SHOAL_BIND": address, "SHOAL_POD": "tools-0"}
     with (home / "log").open("w") as log:
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "shoal.inference"], env=STARTED_WITH | settings, stdout=log, stderr=subprocess.STDOUT
-        )
+        worker = start_python(["-m", "shoal.inference"], WORKER, env=STARTED_WITH | settings, stdout=log.fileno())
     try:
         wait_until("the worker's file", lambda: agent.files or worker.poll() is not None, WORKER_SECONDS)
         assert agent.files, (home / "log").read_text()[-6000:]

@@ -149,6 +149,8 @@ STABILITY = Board(
                 "{{run}} gradient norm": one("shoal_trainer_gradient_norm_growth"), "{{run}} clip ratio": one("shoal_trainer_clip_ratio_growth"),
             }),
             Panel("Entropy above its minimum", {"{{run}}": one("shoal_trainer_entropy_rise")}, "percentunit", runbook="ShoalEntropyRising"),
+            Panel("Clipped tokens, three steps", {"{{run}}": one("shoal_trainer_clip_ratio_level")}, "percentunit",
+                  "The limit is spec.stability.maxClipRatio, 2 % by default.", "ShoalSignsOfCollapse"),
         ),
         "Loss": (
             Panel("Loss", {"{{run}}": one("shoal_trainer_loss"), "{{run}} held out (SFT)": one("shoal_trainer_held_out_loss")}),

@@ -50,7 +50,7 @@ class Board:
 
 
 VERSION_QUERY = f"changes(max by (namespace, run) (shoal_latest_version{{{RUN}}})[2m:30s]) > 0"
-INCIDENT_QUERY = f"max by (namespace, run) (shoal_trainer_warnings{{{RUN}}}) > 1 or max by (namespace, run) (shoal_trainer_paused{{{RUN}}}) == 1"
+INCIDENT_QUERY = f"max by (namespace, run) (shoal_trainer_incident{{{RUN}}}) == 1 or max by (namespace, run) (shoal_trainer_paused{{{RUN}}}) == 1"
 ANNOTATIONS = {"New policy version": ("green", VERSION_QUERY), "Incident": ("red", INCIDENT_QUERY)}
 NAMESPACES = "label_values(shoal_latest_version, namespace)"
 RUNS = 'label_values(shoal_latest_version{namespace=~"$namespace"}, run)'

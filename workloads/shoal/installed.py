@@ -13,3 +13,11 @@ def installed() -> Distribution:
         return distribution(NAME)
     except PackageNotFoundError:
         return distribution(BEFORE)
+
+
+def installed_release() -> str:
+    """The release in words, such as `shoal 0.2.0`: for registrations, and for messages to whoever runs this machine."""
+    try:
+        return f"shoal {installed().version}"
+    except PackageNotFoundError:  # run from a source tree
+        return "shoal source"

@@ -186,6 +186,11 @@ class Cache:
         entries = [(name, self._entries.get(Key(kind, namespace, name))) for name in sorted(fewest)]
         return [(name, entry) for name, entry in entries if entry and labels.items() <= entry.labels.items()]
 
+    def serving(self, kind: str, namespace: str, run: str) -> list[Object]:
+        """Objects of one of our kinds that serve a run, by name. Others of the namespace, hundreds where tenants share it, are not looked at."""
+        keys = sorted(key for key in list(self._by_run.get((namespace, run), ())) if key.kind == kind)
+        return [found for key in keys if (found := self.get(key)) is not None]
+
     def failed_pods(self, namespace: str, run: str) -> list[Object]:
         """Pods of a run that failed and are gone, the oldest first."""
         return [orjson.loads(data) for data in list(self._failed.get((namespace, run), ()))]

@@ -5,7 +5,7 @@ Calls block; each raises `ClusterError` when the other side does not answer in t
 so a call that was lost is made again.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
@@ -112,6 +112,9 @@ class Cluster(Protocol):
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         """Live objects of a kind that carry all these labels, by name; kind `Pod` too, which nobody applies."""
+
+    def serving(self, kind: str, run: str) -> Sequence[Object]:
+        """Objects of one of our kinds whose `spec.run` is this run, by name; whoever made them."""
 
     def apply(self, wanted: Object) -> Object:
         """Create the object, or make the live one contain it, keeping fields that others own; the status is left alone.

@@ -49,6 +49,9 @@ EXPECTED = ("Stable", "Fits", "VolumesReady", "Exposed", "Learning")
 STARTING = ("ComponentsNotReady", "PodsNotReady", "NotObserved", "Absent")
 """Reasons of what only needs time: they are no news while an object is not ready, and no warning of a new one."""
 SERIES_SECONDS = 1800.0
+FEWEST_SERIES = 256
+"""Series after which ended ones are looked for, and again when there are twice those that were left: a look at each for every Event took as long
+as the Event."""
 MAX_WAITING = 256
 NOTE_LENGTH = 1000  # the API server takes 1,024 bytes; conditions are ASCII except for names that people chose
 BUDGET_SECONDS = 5.0
@@ -103,6 +106,7 @@ class EventRecorder:
         self._api, self._identity, self._clock = api, identity, clock
         self._waiting: queue.Queue[tuple[Object, Notice] | None] = queue.Queue(MAX_WAITING)
         self._series: dict[tuple[str, Notice], _EventSeries] = {}
+        self._most_series = FEWEST_SERIES
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
     def start(self) -> None:
@@ -171,7 +175,9 @@ class EventRecorder:
             },
         }
         self._api.call("create", EVENT, metadata["namespace"], body=made, budget_seconds=BUDGET_SECONDS)
-        self._series = {each: found for each, found in self._series.items() if now - found.last < SERIES_SECONDS}
+        if len(self._series) >= self._most_series:
+            self._series = {each: found for each, found in self._series.items() if now - found.last < SERIES_SECONDS}
+            self._most_series = FEWEST_SERIES + 2 * len(self._series)
         self._series[key] = _EventSeries(name, 1, now)
 
 

@@ -19,11 +19,12 @@ from shoal_operator.engine.apply import not_quantities, removal_of_strangers
 from shoal_operator.engine.cache import Cache, is_applied
 from shoal_operator.engine.cluster import ClusterError, NotHeard, Object, Result
 from shoal_operator.engine.events import EventRecorder
-from shoal_operator.engine.kinds import CACHED, CLUSTER_SCOPED, EVENT, SCALED_KINDS, Key, Resource
+from shoal_operator.engine.kinds import CACHED, CLUSTER_SCOPED, SCALED_KINDS, Key, Resource
 from shoal_operator.engine.last_heard import LastHeard
 from shoal_operator.engine.progress import RunProgressReader
 from shoal_operator.engine.storage_classes import StorageClasses
 from shoal_operator.engine.unchanged import Reads, Unchanged
+from shoal_operator.engine.warning_events import WarningEvents
 
 FIELD_MANAGER = "shoal-operator"
 SCALE_MANAGER = "shoal-operator-scale"
@@ -38,37 +39,6 @@ FOREIGN_SECONDS = 10.0
 
 MAX_FOREIGN = 1000
 """Foreign objects that are remembered at once; beyond it all are asked for again."""
-
-
-WARNED_SECONDS = 20.0
-"""How soon the Events about one object are asked for again. Only of what is not well: a hundred such runs cost about ten requests a second."""
-
-EVENTS_BUDGET_SECONDS = 3.0
-"""For one question about Events, with its retries: a run must not wait long for words that it can do without."""
-
-MAX_EVENTS = 100
-"""Events that are read about one object; whoever writes them repeats itself in series."""
-
-
-@dataclass(frozen=True)
-class Warned:
-    """A Warning Event, with when it was seen last."""
-
-    reason: str = ""
-    note: str = ""
-    at: str = ""
-
-    def unless_before(self, since: datetime | None) -> tuple[str, str]:
-        """Reason and note; empty where it is older. One whose time nobody can read counts as new."""
-        try:
-            at = datetime.fromisoformat(self.at) if since is not None and self.at else None
-        except ValueError:
-            at = None
-        old = since is not None and at is not None and at.tzinfo is not None and at < since
-        return ("", "") if old else (self.reason, self.note)
-
-
-NO_WARNING = Warned()
 
 
 @dataclass
@@ -88,6 +58,7 @@ class Parts:
     progress: RunProgressReader
     events: EventRecorder
     classes: StorageClasses
+    warnings: WarningEvents
     kept: Unchanged
     foreign: Foreign = field(default_factory=Foreign)
     site: Site = field(default_factory=Site)
@@ -95,8 +66,6 @@ class Parts:
     """The operator's own namespace; empty outside a cluster."""
     missing: Callable[[str, str], bool] = lambda kind, namespace: False
     """Whether the cluster lacks a kind, or its objects in a namespace may not be seen."""
-    warned: dict[str, tuple[float, Warned]] = field(default_factory=dict)
-    """The newest Warning about an object, with the time of reading, by the object's uid."""
     heard: LastHeard = field(default_factory=LastHeard)
 
 
@@ -155,22 +124,7 @@ class KubernetesCluster:
 
     def warning_about(self, about: Object, reason: str = "", since: datetime | None = None) -> tuple[str, str]:
         self._not_kept()
-        warned, now = self._parts.warned, self._parts.foreign.clock()
-        uid = about["metadata"].get("uid") or f"{self.namespace}/{about['kind']}/{about['metadata']['name']}"
-        read_at, said = warned.get(uid, (float("-inf"), NO_WARNING))
-        if now - read_at < WARNED_SECONDS:
-            return said.unless_before(since)
-        selected = f"regarding.name={about['metadata']['name']},type=Warning" + (f",reason={reason}" if reason else "")
-        query: dict[str, str | int] = {"fieldSelector": selected, "limit": MAX_EVENTS}
-        try:
-            found = self._api.call("list", EVENT, self.namespace, query=query, budget_seconds=EVENTS_BUDGET_SECONDS)
-            said = newest_warning(found.get("items", []), about)
-        except ApiError:
-            pass  # away, overloaded, or permissions of an earlier release: what was said last stands, and the reconcile goes on
-        if len(warned) > MAX_FOREIGN:
-            warned.clear()
-        warned[uid] = (self._parts.foreign.clock(), said)
-        return said.unless_before(since)
+        return self._parts.warnings.about(self.namespace, about, reason, since)
 
     def failed_pods(self, run: str) -> list[Object]:
         self._not_kept()
@@ -182,6 +136,10 @@ class KubernetesCluster:
             selection = kind, tuple(sorted(labels.items()))
             self._reads.lists.setdefault(selection, self._parts.kept.versions(self.namespace, kind, labels))
         return self._cache.find(kind, self.namespace, labels)
+
+    def serving(self, kind: str, run: str) -> Sequence[Object]:
+        self._not_kept()
+        return self._cache.serving(kind, self.namespace, run)
 
     def apply(self, wanted: Object) -> Object:
         kind, name = wanted["kind"], wanted["metadata"]["name"]
@@ -334,25 +292,6 @@ class KubernetesCluster:
             raise
         self._cache.wrote(found, self._key)
         return found
-
-
-def newest_warning(events: Sequence[Object], about: Object) -> Warned:
-    """The newest Event about an object, of its kind where its uid is not known; empty for none.
-
-    Controllers still write the fields of the older API.
-    """
-    key = "uid" if "uid" in about["metadata"] else "kind"
-    of = about["metadata"].get("uid") or about["kind"]
-
-    def newest(event: Object) -> str:
-        seen = (event.get("series") or {}).get("lastObservedTime") or event.get("deprecatedLastTimestamp")
-        return str(seen or event.get("eventTime") or event["metadata"].get("creationTimestamp") or "")
-
-    found = [each for each in events if each.get("regarding", {}).get(key) == of]
-    if not found:
-        return NO_WARNING
-    last = max(found, key=newest)
-    return Warned(str(last.get("reason") or "Warning"), str(last.get("note") or ""), newest(last))
 
 
 def owns_replicas(live: Object, manager: str) -> bool:

@@ -33,6 +33,7 @@ from shoal_operator.engine.relist import Relister, WatchedKind
 from shoal_operator.engine.relist import RelistTiming as RelistTiming
 from shoal_operator.engine.storage_classes import StorageClasses
 from shoal_operator.engine.unchanged import Unchanged
+from shoal_operator.engine.warning_events import WarningEvents
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +137,7 @@ class Manager:
             RunProgressReader(self.queue.add, routine=self.queue.add_routine),
             self._events,
             StorageClasses(self.api),
+            WarningEvents(self.api),
             Unchanged(self.cache),
             site=options.site,
             home=options.home,

@@ -101,6 +101,9 @@ class LocalCluster:
             ]
         return self.objects.find(kind, labels)
 
+    def serving(self, kind: str, run: str) -> Sequence[Object]:
+        return [each for each in self.list(kind, {}) if each["spec"].get("run") == run]
+
     def apply(self, wanted: Object) -> Object:
         if wanted["kind"] in WORKLOADS:
             check_pod(wanted["spec"]["template"]["spec"], f"{wanted['kind']} {wanted['metadata']['name']}")

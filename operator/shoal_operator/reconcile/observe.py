@@ -141,10 +141,8 @@ def _references(cluster: Cluster, run: TrainingRun) -> tuple[References, str]:
         validator=parse(Validator, validator) if validator else None,
         pools=tuple(
             parse(InferencePool, pool)
-            for pool in cluster.list("InferencePool", {})
-            if pool["spec"].get("run") == run.metadata.name
-            and pool["metadata"]["name"] not in own
-            and not pool["metadata"].get("deletionTimestamp")
+            for pool in cluster.serving("InferencePool", run.metadata.name)
+            if pool["metadata"]["name"] not in own and not pool["metadata"].get("deletionTimestamp")
         ),
     )
     return references, missing

@@ -1,8 +1,8 @@
 """What keeps pods from being ready, in words: no node, no image, crashes, evictions, lost nodes, and what Events say of volumes and probes.
 
 Used for the message of a component's condition, so that `kubectl describe` of our own kinds says why not. The words are stable: a kubelet that goes
-to and fro between `ErrImagePull` and `ImagePullBackOff` must not cause a status write each time. All but `pods_problem` is pure; that may cost six
-requests for Events in 20 s for each part whose pods stand without a cause in their status: one for its workload, and one each for five pods.
+to and fro between `ErrImagePull` and `ImagePullBackOff` must not cause a status write each time. All but `pods_problem` is pure; that may ask about
+six objects' Events for each part whose pods stand without a cause in their status: its workload, and five pods.
 """
 
 import json
@@ -92,7 +92,7 @@ def _told_by_events(cluster: Cluster, pods: Sequence[Object], now: datetime) -> 
     stand = [pod for pod in pods if _stands(pod, now) and not _loads(pod, now)]
     for pod in sorted(stand, key=_runs)[:MOST_ASKED]:
         reason, note = cluster.warning_about(pod, since=_changed(pod))
-        if not reason or (reason == "FailedScheduling" and _is_placed(pod)):
+        if not reason or (reason == "FailedScheduling" and pod.get("spec", {}).get("nodeName")):
             continue
         return reason, f"pod {pod['metadata']['name']}: {reason}: {_short(note)}"
     return None
@@ -197,10 +197,6 @@ def _loads(pod: Object, now: datetime) -> bool:
 
 def _runs(pod: Object) -> bool:
     return any("running" in each.get("state", {}) for each in pod.get("status", {}).get("containerStatuses", []))
-
-
-def _is_placed(pod: Object) -> bool:
-    return bool(pod.get("spec", {}).get("nodeName"))
 
 
 def _changed(pod: Object) -> datetime | None:

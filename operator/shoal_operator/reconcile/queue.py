@@ -266,11 +266,10 @@ def rest_of(cluster: Cluster, owner: Object) -> Rest:
                 foreign.add(key)
     busy = [each for each in (*makers.values(), *kinds.values()) if not _rests(each)]
     busy += [pod for pod in cluster.list("Pod", {names.RUN_LABEL: run}) if _lives(pod) and _maker(pod) not in foreign]
-    return Rest(work=not any(_component(each) not in STANDS for each in busy), all=not busy)
-
-
-def _component(found: Object) -> str:
-    return str(found["metadata"].get("labels", {}).get(names.COMPONENT_LABEL, ""))
+    return Rest(
+        work=not any(each["metadata"].get("labels", {}).get(names.COMPONENT_LABEL, "") not in STANDS for each in busy),
+        all=not busy,
+    )
 
 
 def _rests(found: Object) -> bool:

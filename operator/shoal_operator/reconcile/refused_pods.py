@@ -36,7 +36,7 @@ def _suspended(workload: Object) -> bool:
 def refused_pods(cluster: Cluster, workload: Object | None) -> tuple[str, str] | None:
     """Reason and message for a workload whose pods were refused; None when none lack, or nobody has said why.
 
-    A Deployment has a condition for it. Of StatefulSets and Jobs only Events tell: one request in 20 s, only while pods lack.
+    A Deployment has a condition for it. Of StatefulSets and Jobs only Events tell, which are read only while pods lack.
     """
     if workload is not None and _suspended(workload):
         return SUSPENDED, (
@@ -64,7 +64,7 @@ def refused_pods(cluster: Cluster, workload: Object | None) -> tuple[str, str] |
 
 def _refused_in_groups(cluster: Cluster, workload: Object) -> tuple[str, str] | None:
     """Of a LeaderWorkerSet, whose pods are made by StatefulSets that are not watched: one of its own name for the groups' first pods, and
-    `<set>-<group>` for the others of a group. Asks about the first few that lack pods: a request each in 20 s."""
+    `<set>-<group>` for the others of a group. Asks about the first few that lack pods."""
     name, size = workload["metadata"]["name"], workload["spec"]["leaderWorkerTemplate"]["size"]
     pods = {each["metadata"]["name"] for each in cluster.list("Pod", selector_of(workload))}
     lacking = dict[str, None]()

@@ -277,10 +277,6 @@ def _validator_inputs(cluster: Cluster, validator: Validator) -> ValidatorInputs
     return ValidatorInputs(validator, config)
 
 
-def _build_pool(inputs: PoolInputs) -> list[Object]:
-    return inference_pool_children(inputs.pool, inputs.join, beside_run=inputs.beside_run)
-
-
 def _build_relays(inputs: RelayInputs) -> list[Object]:
     config = inputs.config
     secret = names.held_secret(config.run, config.roster.document, "relay")
@@ -359,7 +355,10 @@ SCALED_KINDS: dict[str, ScaledKind] = {
     "InferencePool": ScaledKind(
         InferencePool,
         _pool_inputs,
-        Builder(TypeAdapter(PoolInputs), _build_pool),
+        Builder(
+            TypeAdapter(PoolInputs),
+            lambda inputs: inference_pool_children(inputs.pool, inputs.join, beside_run=inputs.beside_run),
+        ),
         pool_claims,
         pool_group_claims,
         prunes=("NetworkPolicy",),

@@ -59,7 +59,7 @@ def remove(kube: Kube, crds: list[Object]) -> None:
     for crd in crds:
         kube.delete("CustomResourceDefinition", crd["metadata"]["name"])
     for kind in (crd["spec"]["names"]["kind"] for crd in crds):
-        wait_until(f"{kind} to be gone", lambda kind=kind: not is_installed(kube, kind), 30.0, interval=0.1)
+        wait_until(f"{kind} to be gone", lambda kind=kind: not is_installed(kube, kind), 120.0, interval=0.1)
 
 
 @contextmanager

@@ -131,13 +131,20 @@ class KueueApi:
             remove(self.kube, CRDS)
 
     def queue(
-        self, namespace: str, gpus: int, name: str = "research", labels: dict[str, str] | None = None, **spec: Any
+        self,
+        namespace: str,
+        gpus: int,
+        name: str = "research",
+        labels: dict[str, str] | None = None,
+        *,
+        cpus: int = 1000,
+        **spec: Any,
     ) -> None:
-        """A LocalQueue with a ClusterQueue of its own: so many GPUs of one flavour, and room for everything else."""
+        """A LocalQueue with a ClusterQueue of its own: so many GPUs and CPUs of one flavour, and room for everything else."""
         own = f"{namespace}-{name}"
         resources = [
             {"name": "nvidia.com/gpu", "nominalQuota": gpus},
-            {"name": "cpu", "nominalQuota": 1000},
+            {"name": "cpu", "nominalQuota": cpus},
             {"name": "memory", "nominalQuota": "10Ti"},
         ]
         covered = [each["name"] for each in resources]

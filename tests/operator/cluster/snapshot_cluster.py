@@ -98,6 +98,9 @@ class SnapshotCluster:
         ]
         return sorted(found, key=lambda each: each["metadata"]["name"])
 
+    def serving(self, kind: str, run: str) -> Sequence[Object]:
+        return [each for each in self.list(kind, {}) if each["spec"].get("run") == run]
+
     def adopt(self, child: Object) -> None:
         self.would_write.append(f"adopt {child['kind']}/{child['metadata']['name']}")
 

@@ -237,6 +237,29 @@ def test_objects_are_found_by_labels_and_readers_cannot_change_them(cache: Cache
     assert len(cache.find("Pod", "a", {})) == 3
 
 
+def test_what_serves_a_run_is_found_without_looking_at_what_serves_others(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serves(kind: str, name: str, version: int, run: str) -> None:
+        cache.observe("MODIFIED", thing(kind, name, version, spec={"run": run}))
+
+    serves("InferencePool", "another", 10, "sums")
+    serves("Validator", "checks", 11, "sums")
+    for number in range(50):
+        serves("InferencePool", f"p{number}", 20 + number, "products")
+    looked_at = list[str]()
+    get = Cache.get
+    monkeypatch.setattr(Cache, "get", lambda self, key: (looked_at.append(key.name), get(self, key))[1])
+    assert [found["metadata"]["name"] for found in cache.serving("InferencePool", "a", "sums")] == [
+        "another",
+        POOL.name,
+    ]
+    assert looked_at == ["another", POOL.name]
+    serves("InferencePool", "another", 100, "products")
+    assert [found["metadata"]["name"] for found in cache.serving("InferencePool", "a", "sums")] == [POOL.name]
+    assert cache.serving("InferencePool", "b", "sums") == []
+
+
 def test_what_nobody_reads_is_not_kept() -> None:
     fields = [{"manager": "x", "fieldsV1": {}}]
     kept = trimmed(thing("StatefulSet", "s", 1, metadata={"managedFields": fields}, spec={"replicas": 1}))

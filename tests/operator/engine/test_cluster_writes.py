@@ -15,7 +15,6 @@ from shoal_operator.engine.events import EventRecorder
 from shoal_operator.engine.kinds import Key
 from shoal_operator.engine.kubernetes_cluster import (
     FOREIGN_SECONDS,
-    WARNED_SECONDS,
     Foreign,
     KubernetesCluster,
     Parts,
@@ -25,6 +24,7 @@ from shoal_operator.engine.progress import RunProgressReader
 from shoal_operator.engine.queue import WorkQueue
 from shoal_operator.engine.storage_classes import StorageClasses
 from shoal_operator.engine.unchanged import Unchanged
+from shoal_operator.engine.warning_events import AGAIN_SECONDS, OBJECT_SECONDS, PAGE, WarningEvents
 from shoal_operator.reconcile.common import adopt
 
 KEY = Key("TrainingRun", "a", "sums")
@@ -47,6 +47,7 @@ class Rig:
             RunProgressReader(lambda key: None),
             EventRecorder(api, "op"),
             StorageClasses(api),
+            WarningEvents(api, lambda: self.now),
             Unchanged(self.cache),
             Foreign(clock=lambda: self.now),
         )
@@ -195,35 +196,89 @@ def test_a_foreign_object_is_asked_for_and_remembered_for_a_moment_only_when_it_
     assert len(rig.hostile.requests(MAP)) == 3
 
 
+EVENTS = "/apis/events.k8s.io/v1/namespaces/a/events"
+
+
+def told(*events: dict[str, Any], more: bool = False) -> Answer:
+    metadata = {"continue": "next"} if more else {}
+    return Answer(
+        body=json.dumps({"metadata": metadata, "items": [{"metadata": {}, **each} for each in events]}).encode()
+    )
+
+
+def refused(uid: str, note: str, **about: str) -> dict[str, Any]:
+    return {"regarding": {"uid": uid, **about}, "reason": "FailedCreate", "note": note}
+
+
+def workload(uid: str) -> dict[str, Any]:
+    return {"kind": "StatefulSet", "metadata": {"name": f"sums-{uid}", "uid": uid}}
+
+
 @pytest.mark.parametrize("status", [403, 429, 503])
 def test_events_that_cannot_be_read_stop_nothing_and_what_was_said_last_stands(rig: Rig, status: int) -> None:
-    workload = {"kind": "StatefulSet", "metadata": {"name": "sums-pool", "uid": "u"}}
-    event = {"metadata": {}, "regarding": {"uid": "u"}, "reason": "FailedCreate", "note": "exceeded quota"}
-    path = "/apis/events.k8s.io/v1/namespaces/a/events"
-    rig.hostile.script(path, Answer(body=json.dumps({"items": [event]}).encode()))
-    assert rig.cluster.warning_about(workload, "FailedCreate") == ("FailedCreate", "exceeded quota")
-    rig.hostile.script(path, refusal(status, "Away", Retry_After="60"))
-    rig.now += WARNED_SECONDS
-    assert rig.cluster.warning_about(workload, "FailedCreate") == ("FailedCreate", "exceeded quota")
-    asked = len(rig.hostile.requests(path))
-    assert rig.cluster.warning_about(workload, "FailedCreate") == ("FailedCreate", "exceeded quota")
-    assert len(rig.hostile.requests(path)) == asked, "not again so soon"
+    rig.hostile.script(EVENTS, told(refused("u", "exceeded quota")))
+    assert rig.cluster.warning_about(workload("u"), "FailedCreate") == ("FailedCreate", "exceeded quota")
+    rig.hostile.script(EVENTS, refusal(status, "Away", Retry_After="60"))
+    rig.now += AGAIN_SECONDS
+    assert rig.cluster.warning_about(workload("u"), "FailedCreate") == ("FailedCreate", "exceeded quota")
+    asked = len(rig.hostile.requests(EVENTS))
+    assert rig.cluster.warning_about(workload("u"), "FailedCreate") == ("FailedCreate", "exceeded quota")
+    assert len(rig.hostile.requests(EVENTS)) == asked, "not again so soon"
+
+
+def test_one_request_answers_for_all_that_stands_in_a_namespace(rig: Rig) -> None:
+    other = {"regarding": {"uid": "0"}, "reason": "Unhealthy", "note": "no answer", "eventTime": "2026-11-21T12:00:00Z"}
+    rig.hostile.script(EVENTS, told(*(refused(str(n), f"words {n}") for n in range(100)), other), told())
+    for n in range(200):
+        wanted = ("FailedCreate", f"words {n}") if n < 100 else ("", "")
+        assert rig.cluster.warning_about(workload(str(n)), "FailedCreate") == wanted
+    assert rig.cluster.warning_about(workload("0")) == ("Unhealthy", "no answer"), "the newest of any reason"
+    [asked] = rig.hostile.requests(EVENTS)
+    assert (asked.query["fieldSelector"], asked.query["limit"]) == ("type=Warning", str(PAGE))
+    rig.now += AGAIN_SECONDS
+    assert rig.cluster.warning_about(workload("0"), "FailedCreate") == ("", "")
+    assert len(rig.hostile.requests(EVENTS)) == 2
+
+
+def test_in_a_namespace_with_more_warnings_than_a_page_objects_are_asked_about_one_by_one(rig: Rig) -> None:
+    first = told(refused("x", "of others"), more=True)
+    rig.hostile.script(EVENTS, first, told(refused("u", "exceeded quota")), first, told(refused("v", "no class")))
+    for _ in range(2):
+        assert rig.cluster.warning_about(workload("u")) == ("FailedCreate", "exceeded quota")
+    rig.now += AGAIN_SECONDS
+    assert rig.cluster.warning_about(workload("v")) == ("FailedCreate", "no class")
+    assert rig.cluster.warning_about(workload("u")) == ("FailedCreate", "exceeded quota"), "not asked again so soon"
+    selected = [asked.query["fieldSelector"] for asked in rig.hostile.requests(EVENTS)]
+    assert selected == [
+        "type=Warning", "type=Warning,regarding.name=sums-u", "type=Warning", "type=Warning,regarding.name=sums-v",
+    ]  # fmt: skip
+    rig.now += OBJECT_SECONDS
+    rig.hostile.script(EVENTS, told())
+    assert rig.cluster.warning_about(workload("u")) == ("", ""), "there is one page again"
+
+
+def test_a_namespace_that_is_slow_to_read_is_read_for_a_twentieth_of_the_time_only(rig: Rig) -> None:
+    def slow(asked: Asked) -> Answer:
+        rig.now += 2.0
+        return told()
+
+    rig.hostile.script(EVENTS, slow)
+    for later, times in ((0.0, 1), (39.0, 1), (2.0, 2)):
+        rig.now += later
+        rig.cluster.warning_about(workload("u"))
+        assert len(rig.hostile.requests(EVENTS)) == times
 
 
 def test_a_warning_about_what_is_not_watched_is_found_by_kind_and_name(rig: Rig) -> None:
-    path = "/apis/events.k8s.io/v1/namespaces/a/events"
-    told = [
-        {"metadata": {}, "regarding": {"kind": kind, "uid": kind}, "reason": "FailedCreate", "note": f"of {kind}"}
-        for kind in ("StatefulSet", "Pod")
-    ]
-    rig.hostile.script(path, Answer(body=json.dumps({"items": told}).encode()))
+    kinds = ("StatefulSet", "Pod")
+    rig.hostile.script(EVENTS, told(*(refused(kind, f"of {kind}", kind=kind, name="sums-pool-0") for kind in kinds)))
     made = {"kind": "StatefulSet", "metadata": {"name": "sums-pool-0"}}
     assert rig.cluster.warning_about(made, "FailedCreate") == ("FailedCreate", "of StatefulSet")
 
 
 def test_a_warning_from_before_a_time_is_none(rig: Rig) -> None:
     """Controllers write the fields of either API; one without a time that can be read counts as new."""
-    path, minute = "/apis/events.k8s.io/v1/namespaces/a/events", datetime(2026, 11, 21, 12, 1, tzinfo=UTC)
+    minute = datetime(2026, 11, 21, 12, 1, tzinfo=UTC)
     for times, is_old in (
         ({"deprecatedLastTimestamp": "2026-11-21T12:00:59Z"}, True),
         ({"deprecatedLastTimestamp": "2026-11-21T12:01:00Z"}, False),
@@ -231,9 +286,10 @@ def test_a_warning_from_before_a_time_is_none(rig: Rig) -> None:
         ({"eventTime": "2026-11-21T12:00:00.5Z"}, True),
         ({"eventTime": "yesterday"}, False),
     ):
-        event = {"metadata": {}, "regarding": {"uid": "u"}, "reason": "FailedMount", "note": "no volume", **times}
-        rig.hostile.script(path, Answer(body=json.dumps({"items": [event]}).encode()))
-        rig.now += WARNED_SECONDS
+        rig.hostile.script(
+            EVENTS, told({"regarding": {"uid": "u"}, "reason": "FailedMount", "note": "no volume", **times})
+        )
+        rig.now += AGAIN_SECONDS
         pod = {"kind": "Pod", "metadata": {"name": "sums-pool-0", "uid": "u"}}
         for _ in range(2):  # of the answer, then of what is remembered
             said = rig.cluster.warning_about(pod, since=minute)

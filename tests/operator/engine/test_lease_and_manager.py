@@ -384,6 +384,7 @@ def test_what_was_deleted_behind_kopf_s_back_leaves_the_cache(engine: Engine) ->
 def test_kopf_is_started_again_when_it_keeps_something_back(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     engine.start()
     wait_until("it to be ready", lambda: engine.get("/readyz")[0] == 200)
+    wait_until("kopf to watch", lambda: any(asked.query.get("watch") for asked in engine.hostile.requests(POOLS)))
     engine.script(POOLS, None, engine.pool("p"))  # its watch says nothing, but a list has it
     wait_until("the pool to be reconciled", lambda: engine.calls == ["p"])
     wait_until("kopf to be started again", lambda: engine.metric("shoal_operator_kopf_restarts_total") >= 1)

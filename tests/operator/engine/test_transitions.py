@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from hostile_api import Answer, Asked, ScriptedApi, refusal
 
+from shoal_operator.engine import events
 from shoal_operator.engine.api_server import ApiError, ApiServer
-from shoal_operator.engine.events import NOTE_LENGTH, SERIES_SECONDS, EventRecorder, Notice, transitions
+from shoal_operator.engine.events import FEWEST_SERIES, NOTE_LENGTH, SERIES_SECONDS, EventRecorder, Notice, transitions
 
 RUN: dict[str, Any] = {
     "apiVersion": "shoal.dev/v1alpha1",
@@ -149,6 +150,17 @@ def test_after_half_an_hour_of_quiet_it_is_an_event_of_its_own(rig: Rig) -> None
     rig.now += SERIES_SECONDS + 1
     rig.recorder.record(RUN, NOTICE)
     assert len(rig.hostile.requests(PATH)) == 2
+
+
+def test_series_that_ended_are_forgotten(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fewest = 16
+    monkeypatch.setattr(events, "FEWEST_SERIES", fewest)
+    for number in range(20 * fewest):
+        rig.now += 2 * SERIES_SECONDS / fewest  # half as many are alive at any time
+        rig.recorder.record({**RUN, "metadata": {**RUN["metadata"], "uid": f"u{number}"}}, NOTICE)
+        assert number < FEWEST_SERIES or len(rig.recorder._series) <= 2 * fewest
+    rig.recorder.record({**RUN, "metadata": {**RUN["metadata"], "uid": f"u{number}"}}, NOTICE)
+    assert len(rig.patched) == 1, "the newest still counts"
 
 
 def test_a_series_whose_event_the_cluster_dropped_begins_anew(rig: Rig) -> None:

@@ -16,6 +16,7 @@ from shoal_operator.engine.progress import RunProgressReader
 from shoal_operator.engine.queue import WorkQueue
 from shoal_operator.engine.storage_classes import StorageClasses
 from shoal_operator.engine.unchanged import Unchanged
+from shoal_operator.engine.warning_events import WarningEvents
 
 RUN = Key("TrainingRun", "a", "sums")
 OF_RUN = {"shoal.dev/run": "sums"}
@@ -34,6 +35,7 @@ class Rig:
             RunProgressReader(lambda key: None),
             EventRecorder(api, "op"),
             StorageClasses(api),
+            WarningEvents(api),
             self.kept,
         )
 

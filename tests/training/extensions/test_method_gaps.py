@@ -2,13 +2,14 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from method_gaps import BRIEF, LAYOUTS, METHODS, REWARD_MODEL
+
+from forked_python import TRAINER, run_python
 
 BOUNDS = {"sft": 1e-9, "prime": 1e-6, REWARD_MODEL: 1e-9, "vineppo": 1e-6}
 """Relative. Advantages are float32 on their way to the policy's loss, 6e-8 of each; nothing else is rounded to less than float64."""
@@ -20,8 +21,7 @@ HALVES = {"sft": 2e-2, "prime": 4e-2, REWARD_MODEL: 2e-2, "vineppo": 3e-2}
 def measured() -> dict[str, Any]:
     program = Path(__file__).parent / "method_gaps.py"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(program), "--brief", *METHODS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = run_python([str(program), "--brief", *METHODS], TRAINER, env=environment, timeout=450)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

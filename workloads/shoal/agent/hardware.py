@@ -1,4 +1,4 @@
-"""This machine's hardware, for the node's registration: CPUs, memory, free disk, GPUs; this software. Reads /proc and asks NVIDIA's driver.
+"""This machine's hardware, for the node's registration: CPUs, memory, free disk, GPUs. Reads /proc and asks NVIDIA's driver.
 `uplink` has discovery's measurement of the network.
 
 A number that is not available is 0.
@@ -6,13 +6,11 @@ A number that is not available is 0.
 
 import os
 import shutil
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 from shoal import accelerators
 from shoal.contracts.base import LARGEST_INTEGER
 from shoal.contracts.protocol import Hardware
-from shoal.installed import installed
 
 NVIDIA = Path("/proc/driver/nvidia/gpus")
 
@@ -42,11 +40,3 @@ def gpu_model(information: Path) -> str:
         return ""
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("Model:")), "")
     return "".join(character for character in model if " " <= character <= "~")[:200]
-
-
-def software_version() -> str:
-    """Version of the installed distribution, for the registration."""
-    try:
-        return f"shoal {installed().version}"
-    except PackageNotFoundError:  # run from a source tree
-        return "shoal source"

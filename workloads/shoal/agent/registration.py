@@ -9,6 +9,7 @@ from shoal.contracts.protocol import Registration
 from shoal.contracts.run import NodeConfig, home
 from shoal.contracts.signed import Signed
 from shoal.crypto.keys import PrivateKey
+from shoal.installed import installed_release
 from shoal.telemetry import get_logger
 
 
@@ -18,7 +19,7 @@ def own_registration(config: NodeConfig, key: PrivateKey) -> Registration:
         node=key.public,
         run=config.run,
         pool=config.pool,
-        software_version=hardware.software_version(),
+        software_version=installed_release(),
         hardware=hardware.detect(home()),
         proof=_proof(key.public),
         code=_code(config, key.public),

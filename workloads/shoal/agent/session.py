@@ -34,7 +34,7 @@ from shoal.crypto.challenge import TooSlow
 from shoal.crypto.keys import PrivateKey
 from shoal.retries import Backoff
 from shoal.telemetry import Liveness, get_logger
-from shoal.transport import Refused, SignedClient, Unavailable
+from shoal.transport import LaterReleaseError, Refused, SignedClient, Unavailable
 from shoal.transport.keys_watch import ask_for_keys
 from shoal.transport.neighbourhood import Neighbourhood
 from shoal.transport.rate_limit import NO_CAPS, Caps
@@ -104,6 +104,7 @@ class Session:
         self._discovery = SignedClient(config.discovery, key, tls=tls, caps=caps)
         self._logs = logs
         self._logs_sent = ""
+        self._outdated = ""
         self._waits_for = "discovery to answer"
         self._reply: HeartbeatReply | None = None
         self._replied_unix: float | None = None
@@ -301,10 +302,11 @@ class Session:
                 if reply.state not in MEMBERS:
                     raise MustJoinError(f"this node is {reply.state} at the orchestrator")
                 invite = None
-                self._wait_for("" if self.state().public else "the run to be prepared (its base model and tasks)")
+                if not self._outdated:
+                    self._wait_for("" if self.state().public else "the run to be prepared (its base model and tasks)")
                 self._learn_run()
-                settled = self.state().public is not None
-                self._wait_for("" if settled else "the run's description")
+                settled = self.state().public is not None or self._outdated != ""
+                self._wait_for(self._outdated or ("" if settled else "the run's description"))
                 self._send_logs(reply)
                 self._learn_keys()
             except Unavailable as error:
@@ -378,13 +380,19 @@ class Session:
         get_logger().info("challenge passed", seconds=round(shown.seconds, 2), gflops=round(shown.gflops, 1))
 
     def _learn_run(self) -> None:
-        """Ask once what the run is; while its tasks are not ready the next heartbeat asks again."""
+        """Ask once what the run is; while its tasks are not ready, or this release does not know a term of it, the next heartbeat asks again."""
         if self.state().public is not None or self._orchestrator is None:
             return
         try:
             public = self._orchestrator.call("GET", "/v1/public", reply=PublicRun, deadline_seconds=5.0)
         except Refused as refused:
             raise MustJoinError(str(refused)) from refused
+        except LaterReleaseError as error:  # no work is better than files that would be rejected
+            if not self._outdated:
+                get_logger().error("this machine's software is older than the run", reason=str(error)[:500])
+            self._outdated = f"an upgrade of this machine: {str(error)[:500]}"
+            return
+        self._outdated = ""
         with self._lock:
             self._state = self._state.model_copy(update={"public": public})
 

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from urllib.parse import urlsplit
 
-from shoal.broadcast.tls_socket import RECORD_BYTES, TlsSocket
-
 CONNECT_SECONDS = 3.0
 GATHER_BYTES, GATHER_SECONDS = 512 << 10, 0.25
 """A link brings a few packets at a time. Taking each at once costs more CPU time than all the rest. The kernel wakes us at a
 low-water mark (SO_RCVLOWAT), or after this time, so that the pace of a slow link is known."""
+RECORD_BYTES = 16 << 10
+"""The longest record of TLS (RFC 8446, section 5.1). OpenSSL may have taken a part of one from the kernel, which then cannot count it."""
 Place = tuple[str, str, int]
 
 
@@ -79,25 +79,27 @@ class Exchange:
         # The first read takes what was read ahead with the headers; from then on nothing but us reads from the socket.
         if count := self.read_into(buffer):
             yield buffer[:count]
-            yield from self._gather(buffer, answer)
+            yield from self._gather(buffer, answer, count)
 
-    def _gather(self, buffer: memoryview, answer: http.client.HTTPResponse) -> Iterator[memoryview]:
+    def _gather(self, buffer: memoryview, answer: http.client.HTTPResponse, came: int) -> Iterator[memoryview]:
         raw, patience = self._socket, self._socket.gettimeout()
         ready = select.poll()
         ready.register(raw, select.POLLIN)
-        low_water, ahead = 1, RECORD_BYTES if isinstance(raw, TlsSocket) else 0
+        tls = raw if isinstance(raw, ssl.SSLSocket) else None
+        low_water, ahead = 1, RECORD_BYTES if tls else 0
         heard = time.monotonic()
         raw.settimeout(0)
         try:
             while answer.length:
-                wanted = max(1, min(len(buffer), GATHER_BYTES, answer.length) - ahead)
+                # As much as came so far: a peer that has just begun may not be allowed to send more before we read.
+                wanted = max(1, min(len(buffer), GATHER_BYTES, answer.length, came) - ahead)
                 if wanted != low_water:
                     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
                     low_water = wanted
-                if not isinstance(raw, TlsSocket) or raw.drained:
+                if not (tls and tls.pending()):
                     ready.poll(GATHER_SECONDS * 1000)
                 count, ended = _take(raw, buffer[: answer.length])
-                answer.length -= count
+                answer.length, came = answer.length - count, came + count
                 if count:
                     heard = time.monotonic()
                 elif patience is not None and time.monotonic() - heard > patience:
@@ -113,7 +115,8 @@ class Exchange:
     def break_off(self) -> None:
         """Wake whoever reads from this connection, with its end."""
         try:
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # Not `SSLSocket.shutdown`, which lets go of TLS: the reader would get what lies in the kernel as if it were the body.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
         except OSError:
             pass  # it has ended by itself
 
@@ -135,23 +138,9 @@ def _take(raw: socket.socket, buffer: memoryview) -> tuple[int, bool]:
             if not more:
                 return count, True
             count += more
-    except BlockingIOError:
+    except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
         pass
     return count, False
-
-
-class SecureConnection(http.client.HTTPConnection):
-    """Over TLS, to the host that its certificate names."""
-
-    default_port = http.client.HTTPS_PORT
-
-    def __init__(self, host: str, port: int, tls: ssl.SSLContext) -> None:
-        super().__init__(host, port, timeout=CONNECT_SECONDS)
-        self._trusted = tls
-
-    def connect(self) -> None:
-        super().connect()
-        self.sock = TlsSocket(self.sock, self._trusted, self.host)
 
 
 class Connections:
@@ -182,8 +171,8 @@ class Connections:
         if idle is not None:
             try:
                 return self._ask(place, idle, parts.path, headers, begin)
-            except (http.client.RemoteDisconnected, ConnectionError):
-                pass  # closed by the server while it was idle
+            except (http.client.RemoteDisconnected, ConnectionError, ssl.SSLEOFError):
+                pass  # closed by the server while it was idle; the last where a line with TLS was reset
         return self._ask(place, self._connect(place), parts.path, headers, begin)
 
     def give_back(self, place: Place, connection: http.client.HTTPConnection, *, keep: bool) -> None:
@@ -211,7 +200,8 @@ class Connections:
             return self._connected(http.client.HTTPConnection(host, port, timeout=CONNECT_SECONDS))
         if self._tls is None:
             self._tls = ssl.create_default_context()
-        return self._connected(SecureConnection(host, port, self._tls))
+        # Its timeout holds for the handshake as a whole.
+        return self._connected(http.client.HTTPSConnection(host, port, timeout=CONNECT_SECONDS, context=self._tls))
 
     def _connected(self, connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
         connection.connect()

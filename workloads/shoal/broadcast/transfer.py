@@ -122,6 +122,8 @@ class Transfer:
         self._log = telemetry.get_logger().bind(version=wanted.version)
         self._lock = threading.Lock()
         self._over = threading.Event()
+        self._taken_over = threading.Event()
+        """Set with every shard that is here: the last one must not wait for the next poll."""
         self._todo: list[int] = []
         self._have: dict[int, str | None] = {}
         # In `_have`, or on their way into it.
@@ -182,7 +184,7 @@ class Transfer:
                     del self._have[index]
                     self._claimed.discard(index)
                     self._todo.append(index)
-        whole = self._await(lambda: True if len(self._have) == record.shard_count else None)
+        whole = self._await(lambda: True if len(self._have) == record.shard_count else None, self._taken_over)
         if isinstance(whole, TransferOutcome):
             return whole
         self._over.set()
@@ -206,8 +208,8 @@ class Transfer:
         self._progress_at = time.monotonic()
         return self._may_seal() or None
 
-    def _await(self, poll: Callable[[], Piece | None]) -> Piece | TransferOutcome:
-        """Poll until there is a value, or until the transfer is stalled, unwanted or broken."""
+    def _await(self, poll: Callable[[], Piece | None], news: threading.Event | None = None) -> Piece | TransferOutcome:
+        """Poll until there is a value, or until the transfer is stalled, unwanted or broken. At once when there are `news`."""
         while True:
             if self._trouble is not None:
                 raise self._trouble
@@ -220,7 +222,11 @@ class Transfer:
                 return TransferOutcome.ABANDONED
             if idle > self._stall_seconds:
                 return TransferOutcome.STALLED
-            if telemetry.STOP.wait(self._documents.pause):
+            if news is None:
+                telemetry.STOP.wait(self._documents.pause)
+            elif news.wait(POLL_SECONDS):
+                news.clear()
+            if telemetry.STOP.is_set():
                 return TransferOutcome.ABANDONED
 
     def _work(self, record: VersionOpen) -> None:
@@ -399,6 +405,7 @@ class Transfer:
                 del self._parts[key]  # a loser knows its own
             self._have[index] = signed.document.sha256
             self._progress_at = time.monotonic()
+        self._taken_over.set()
 
     def _here(self, index: int) -> bool:
         with self._lock:

@@ -92,7 +92,7 @@ def join(wishes: Wishes, say: Say, commands: Mapping[str, Mapping[str, Sequence[
     lending = lending_of(wishes.upload_limit, wishes.download_limit, wishes.hours, wishes.gpus)
     use_gpus(lending, os.environ)
     tls = _authorities(wishes.ca_file)
-    given = _given_config(wishes.config)
+    given = None if wishes.config is None else _read_config(wishes.config)
     if given is None:
         offer = ask(wishes.url, tls, say)
         check_offer(offer, wishes, wishes.folder / offer.run / "config" / "node.json")
@@ -454,10 +454,6 @@ def _authorities(path: Path | None) -> ssl.SSLContext | None:
         return authorities(path)
     except ValueError as error:
         raise InputWrong(f"--ca-file: {error}") from None
-
-
-def _given_config(path: Path | None) -> NodeConfig | None:
-    return None if path is None else _read_config(path)
 
 
 def _read_config(path: Path) -> NodeConfig:

@@ -314,8 +314,9 @@ def _beginning(found: Plan) -> Iterator[str]:
     if slower.seconds:
         later = _days(slower.steps * found.step_seconds)
         yield (
-            f"The first {slower.steps:,.0f} steps take {_days(slower.seconds)} instead of {later}: validators look at more rows of new nodes"
-            f" ({count(slower.files)} files). Have more validators until then, or lower validator.validation.probationFiles."
+            f"The first {slower.steps:,.0f} steps take {_days(slower.seconds)} instead of {later}: validators look at more rows of new nodes,"
+            f" which have one lease at a time ({count(slower.files)} files)."
+            " Have more validators until then, or lower validator.validation.probationFiles."
         )
 
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from shoal.contracts.base import SpecModel
+from shoal.contracts.base import SpecModel, unset
 
 
 class Stability(SpecModel):
@@ -26,9 +26,17 @@ class Stability(SpecModel):
         le=1e6,
         description="Warn when the window's mean clip ratio exceeds this multiple of the previous window's.",
     )
+    max_clip_ratio: float | None = Field(
+        None,
+        gt=0.0,
+        le=1.0,
+        exclude_if=unset,
+        description="Warn, and act, when the mean clip ratio of three steps exceeds this; 1: never. Absent: 0.02, but never where the run or one"
+        " of its sources has ratios of whole completions (`gspo`) or an objective of its own.",
+    )
     action: Literal["Report", "Pause", "RollBack"] = Field(
         "Report",
-        description="What the run does at two warnings at once: report, pause before the next step, or roll back.",
+        description="What the run does at two warnings at once, or a clip ratio above its limit: report, pause before the next step, or roll back.",
     )
     acknowledged_version: int = Field(
         0, ge=0, le=999_999, description="Ignore warnings up to this policy version. Raise it to end a pause."

@@ -2,7 +2,7 @@
 
 For `run.json`, `node.json` and `relay.json`, which builders write, and for what an orchestrator tells the operator of its run. A manifest, in which a
 key may be misspelt, stays strict. A key inside of a signed document is refused, because the signature is over all keys. Everything else that is wrong
-is refused as before.
+is refused as before. `not_known_here` says what of an answer a later release means, where nothing may be left out.
 """
 
 import json
@@ -12,13 +12,14 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from shoal.contracts.base import Contract
 
 Document = TypeVar("Document", bound=Contract)
 log = logging.getLogger(__name__)
 
-UNKNOWN = "extra_forbidden"
+UNKNOWN, OTHER_WORD = "extra_forbidden", "literal_error"
 MOST_UNKNOWN = 1000
 """Of one document; with more it is refused. Who chooses an orchestrator's image decides what it says, and to look at 12,000 keys takes 65 ms."""
 MOST_SHOWN, SHOWN_CHARACTERS = 10, 64
@@ -42,6 +43,21 @@ def from_newer_json(model: type[Document], data: bytes | str) -> Document:
     shown = [".".join(map(str, place))[:SHOWN_CHARACTERS] for place in unknown[:MOST_SHOWN]]
     _say(model.__name__, tuple(shown), len(unknown) - len(shown))
     return found
+
+
+def not_known_here(error: ValidationError) -> str:
+    """What a refused document asks for that this release does not know, with what it knows instead; empty where something else is wrong, too."""
+    wrong = error.errors(include_url=False)
+    if any(each["type"] not in (UNKNOWN, OTHER_WORD) for each in wrong):
+        return ""
+    said = [_asked(each) for each in wrong[:MOST_SHOWN]]
+    return ", ".join(said) + (f" and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else "")
+
+
+def _asked(each: ErrorDetails) -> str:
+    place, value = (ascii(said)[:SHOWN_CHARACTERS] for said in (".".join(map(str, each["loc"])), each["input"]))
+    known = each["ctx"]["expected"] if each["type"] == OTHER_WORD else "none"
+    return f"{place} {value} (known here: {known})"
 
 
 def _left_out(document: Any, place: Sequence[str | int]) -> bool:

@@ -35,6 +35,8 @@ def is_usual(sampler: str) -> bool:
 
 Quantization = Literal["fp8"]
 """Rules by which weights are rounded before they sample, by name (`models.rounded`)."""
+Logits = Literal["float32"]
+"""How an engine keeps the logits of weights in halves, by name (`models.head`, ADR 0141)."""
 QUANTIZATION_FIELD = (
     "fp8: workers sample with the weights of linear layers rounded to e4m3, and validators check with the same, as `rollouts.quantization` says."
     " Absent: with the published weights."
@@ -78,6 +80,11 @@ class EngineSettings(SpecModel):
     )
     compiled: bool | None = Field(
         None, description="Compile the model when the engine starts; absent: on a GPU (with CUDA graphs), not on a CPU."
+    )
+    async_scheduling: bool = Field(
+        True,
+        exclude_if=lambda on: on,
+        description="Prepare the next step while the GPU is at one. Engines on a CPU or of several stages wait for each step.",
     )
 
 

@@ -21,7 +21,7 @@ from shoal.contracts.islands import IslandTerms
 from shoal.contracts.mixture import SourceTerms, rows_of_sources
 from shoal.contracts.newer import from_newer_json
 from shoal.contracts.packages import MOST_PACKAGES, PinnedPackage
-from shoal.contracts.pools import EngineSettings, PoolTerms, Quantization, Requirements, Sampler
+from shoal.contracts.pools import EngineSettings, Logits, PoolTerms, Quantization, Requirements, Sampler
 from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.protocol import Assignment, NodeState, Url
@@ -188,6 +188,11 @@ class PublicRun(Contract):
         default=None,
         exclude_if=unset,
         description="how weights are rounded before they sample (`rollouts.quantization`)",
+    )
+    logits: Logits | None = Field(
+        default=None,
+        exclude_if=unset,
+        description="how engines keep logits of halves, as the run was calibrated; None: any. Software that does not know this asks for no lease",
     )
     truncation: Truncation | None = Field(
         default=None, exclude_if=unset, description="of a benchmark that stands in the run's place"

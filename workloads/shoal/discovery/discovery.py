@@ -9,6 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -274,10 +275,9 @@ def make_app(
     async def uplink(request: Request, test: Annotated[str, Query(pattern="^[0-9a-f]{32}$")]) -> Response:
         node = await gate.node_of_head(request)
 
-        def is_signed(sha256: bytes) -> bool:
-            return names_digest(request.headers, sha256)
-
-        answer = json_answer(await uplinks.receive(node, test, request.stream(), is_signed))
+        answer = json_answer(
+            await uplinks.receive(node, test, request.stream(), partial(names_digest, request.headers))
+        )
         answer.headers["Connection"] = "close"  # what a slow line has not sent would be taken for the next request
         return answer
 

@@ -5,6 +5,7 @@ through `generation`. The engine is synchronous and a swap happens while nothing
 one policy version. Whoever would have rows go on under the next takes them out first (`cut`), and starts them again behind the swap.
 """
 
+import gc
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -43,6 +44,9 @@ NO_ROTARY_KERNEL = {"custom_ops": ["-rotary_embedding"]}
 """vLLM rotates queries and keys in PyTorch, not by its kernel. The CPU kernel of 0.32 is wrong for latent attention with plain positions
 (Moonlight's): it takes slices [tokens, heads, size] for rows of one head each, as far apart as heads are. So it leaves keys as they were and
 rotates queries by the angles of other tokens."""
+FLOAT32_HEAD = {"head_dtype": "float32"}
+"""A GPU sums and keeps logits in float32 whatever the model's type is, as validators and the trainer do (ADR 0141). On a CPU vLLM would widen the
+head's weights at each step: there `vllm_hooks` keeps wide ones."""
 
 DEFAULT_SETTINGS = EngineSettings()
 
@@ -90,6 +94,8 @@ class Engine:
         self._layout = checkpoint.layout
         self._eos = sorted(checkpoint.eos_token_ids)
         self._several_hosts = span is not None
+        # What is imported stays. vLLM collects garbage seven times as it starts and ends, and each time would look at all of it: half a second.
+        gc.freeze()
         self._engine = LLMEngine.from_engine_args(arguments)
         # Rank by rank: those of the first stage are first. A stage's first rank answers for it, and the last stage samples.
         self._stages = slice(None, None, settings.tensor_parallel_size)
@@ -150,6 +156,7 @@ class Engine:
             )
         if self._running or self._unproved:
             raise RuntimeError("weights can only be swapped while no request is running")
+        list(vllm_hooks.settled(self._engine))  # a step may have begun before the last rows were known to have ended
         if sealed is not None:
             self.check(checkpoint.folder, sealed, beat)
         folder = self._as_ranks_name(checkpoint.folder)
@@ -259,7 +266,7 @@ class Engine:
     def _proved(self, ended: dict[str, int]) -> list[tuple[str, Completion]]:
         """Hand the ends of sequences to the recorder; returns those whose proofs are there."""
         if self._routes is not None and ended:
-            stages = self._engine.collective_rpc("shoal_take_routes", args=(list(ended),))[self._stages]
+            stages = self._engine.collective_rpc("shoal_take_routes", args=(ended,))[self._stages]
             for inner, tokens in ended.items():
                 parts = [found.get(inner, b"") for found in stages]
                 self._unproved[inner][1].routes = joined(parts, self._layers, tokens, self._routes)
@@ -394,7 +401,11 @@ def _engine_arguments(
         "max_model_len": length,
         "enforce_eager": routes is not None or not compiles(settings.compiled),
         "worker_extension_cls": vllm_hooks.EXTENSION,
-        "async_scheduling": False,
+        # On a CPU the step is in this thread, and vLLM's platform turns it off itself. Its first model runner, which the hooks read, lacks it for
+        # stages, which have several batches under way anyway (ADR 0143).
+        "async_scheduling": settings.async_scheduling
+        and settings.pipeline_parallel_size == 1
+        and not current_platform.is_cpu(),
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature, as the trainer's are
         "generation_config": "vllm",  # a checkpoint's own top-k or top-p would bias the ratio
         "disable_log_stats": True,
@@ -419,6 +430,7 @@ def _engine_arguments(
             arguments["attention_backend"] = "CPU_MLA"
     else:
         arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
+        arguments["hf_overrides"] = FLOAT32_HEAD
     chosen = {
         "max_num_seqs": settings.max_sequences if not current_platform.is_cpu() else None,
         # Without chunked prefill a step must take the longest prompt.

@@ -1,7 +1,8 @@
 """Collects last hidden states on the device while sequences are decoded and turns them into TOPLOC proofs.
 
 In: after each decoding step one row of states for each sampled token (`add`, called by `vllm_hooks`), and the names of
-sequences that have ended (`finish`). Out: proof bytes by request (`take_made`).
+sequences that have ended (`finish`). Out: proof bytes by request (`take_made`). The engine may have begun a step before it learns that a sequence
+has ended with the one before: the newest step's rows are kept apart until that is known, and those of ended sequences are dropped.
 
 A step only notes its states, which stay on the device. Every 32 steps, and when sequences end, the notes go into one
 buffer there, a slot for each sequence; chunks that are complete are reduced to 128 indices and values, and only these
@@ -30,7 +31,7 @@ FIRST_SLOTS = 32
 is known beforehand.
 """
 
-Points = tuple[torch.Tensor, torch.Tensor]
+Points = tuple[torch.Tensor, ...]
 """Indices and bit patterns on the host, [chunks, 128] each."""
 
 
@@ -44,6 +45,15 @@ class _Recording:
 
     slot: int
     rows: int = 0
+
+
+@dataclass(frozen=True)
+class _Note:
+    """One step: row i of `states` is of request i, and of its sampled token `numbers[i]`, from 0; None: nobody says which."""
+
+    requests: Sequence[str]
+    states: torch.Tensor
+    numbers: Int64 | None
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ class ProofRecorder:
         self.on = True
         self._masked = masked
         self._masked_on_device: torch.Tensor | None = None
-        self._notes: list[tuple[Sequence[str], torch.Tensor]] = []
+        self._notes: list[_Note] = []
         self._running: dict[str, _Recording] = {}
         self._free: list[int] = []
         self._buffer: torch.Tensor | None = None  # [slots, SLOT, hidden size]
@@ -73,22 +83,27 @@ class ProofRecorder:
         # One thread: proofs keep the order in which their chunks came, and decoding wants the other cores.
         self._interpolator = ThreadPoolExecutor(max_workers=1, thread_name_prefix="toploc")
 
-    def add(self, requests: Sequence[str], states: torch.Tensor) -> None:
+    def add(self, requests: Sequence[str], states: torch.Tensor, numbers: Int64 | None = None) -> None:
         """Append row i of `states`, [requests, hidden size] of any float type on any device, to request i.
 
-        Both are kept and must not change.
+        All are kept and must not change. With `numbers`, those of the tokens drawn from them, a row that is not its request's next one is an
+        error: LostStatesError, in a later call.
         """
         if len(requests) != len(states):
             raise ValueError(f"{len(states)} rows of hidden states for {len(requests)} sampled tokens")
-        self._notes.append((requests, states))
-        if len(self._notes) == CHUNK:
-            self._store_notes()
+        self._notes.append(_Note(requests, states, numbers))
+        if len(self._notes) > CHUNK:
+            self._store_notes(but=1)
 
     def finish(self, tokens: Mapping[str, int]) -> None:
         """These sequences have ended with this many sampled tokens; their slots are free. `take_made` gives their proofs once they are there.
 
-        Raises LostStatesError when their rows are not as many.
+        What the newest step has of them behind these is dropped. Raises LostStatesError when their rows are not as many. All that have ended by the
+        step before the newest are in it, or were: so what is left of the newest is of sequences that go on.
         """
+        if tokens:
+            self._store_notes(but=1)
+            self._drop_late(tokens)
         self._store_notes()
         ending: defaultdict[int, list[str]] = defaultdict(list)
         for request, count in tokens.items():
@@ -145,30 +160,59 @@ class ProofRecorder:
             raise RuntimeError("masked dimensions can only change while no sequence is running")
         self._masked, self._masked_on_device = masked, None
 
+    @torch.inference_mode()
+    def _drop_late(self, tokens: Mapping[str, int]) -> None:
+        """Take out of the newest step the rows of those of these sequences that have all of theirs."""
+        if not self._notes:
+            return
+        newest = self._notes[-1]
+        late = {request for request in newest.requests if self._rows(request) == tokens.get(request)}
+        if not late:
+            return
+        self._notes.pop()
+        kept = [row for row, request in enumerate(newest.requests) if request not in late]
+        if kept:
+            states = newest.states.index_select(0, on_device(np.array(kept), newest.states.device))
+            numbers = newest.numbers[kept] if newest.numbers is not None else None
+            self._notes.append(_Note([newest.requests[row] for row in kept], states, numbers))
+
+    def _rows(self, request: str) -> int:
+        recording = self._running.get(request)
+        return recording.rows if recording is not None else 0
+
     @torch.inference_mode()  # as the states are made
-    def _store_notes(self) -> None:
-        """Put the notes into the buffer, steps of the same sequences together, and reduce the chunks that they complete."""
-        notes, self._notes = self._notes, []
+    def _store_notes(self, but: int = 0) -> None:
+        """Put the notes into the buffer, steps of the same sequences together, and reduce the chunks that they complete; all `but` the newest."""
+        whole = max(0, len(self._notes) - but)
+        notes, self._notes = self._notes[:whole], self._notes[whole:]
         completed: list[str] = []
         start = 0
         while start < len(notes):
-            requests, end = notes[start][0], start + 1
-            while end < len(notes) and notes[end][0] == requests:
+            end = start + 1
+            while end < len(notes) and notes[end].requests == notes[start].requests:
                 end += 1
-            completed += self._store(requests, torch.stack([states for _, states in notes[start:end]]))
+            completed += self._store(notes[start:end])
             start = end
         if completed:
             self._reduce(completed, CHUNK)
 
-    def _store(self, requests: Sequence[str], states: torch.Tensor) -> list[str]:
-        """Copy `states`, [steps, requests, hidden size], into the slots; returns the requests with a chunk completed."""
-        steps, _, width = states.shape
+    def _store(self, notes: Sequence[_Note]) -> list[str]:
+        """Copy the states of steps of the same requests into the slots; returns the requests with a chunk completed."""
+        requests, steps = notes[0].requests, len(notes)
+        states = torch.stack([note.states for note in notes])
         recordings = [self._running.get(request) or self._start(request, states) for request in requests]
         slots = np.array([recording.slot for recording in recordings])
         rows = np.array([recording.rows for recording in recordings])
+        for step, note in enumerate(notes):
+            if note.numbers is not None and (wrong := np.flatnonzero(note.numbers != rows + step)).size:
+                row = int(wrong[0])
+                raise LostStatesError(
+                    f"request {requests[row]}: a state is of sampled token {note.numbers[row]}, not of {rows[row] + step}"
+                )
         places = slots * SLOT + (rows + np.arange(steps)[:, None]) % SLOT
         assert self._buffer is not None
-        self._buffer.view(-1, width).index_copy_(0, _on_device(places.reshape(-1), states.device), states.flatten(0, 1))
+        flat = self._buffer.view(-1, states.shape[-1])
+        flat.index_copy_(0, on_device(places.reshape(-1), states.device), states.flatten(0, 1))
         completed = []
         for request, recording in zip(requests, recordings, strict=True):
             if recording.rows % CHUNK + steps >= CHUNK:
@@ -200,7 +244,7 @@ class ProofRecorder:
         # behind a complete one the next may have begun.
         halves = [2 * r.slot + (r.rows // CHUNK - (1 if rows == CHUNK else 0)) % 2 for r in recordings]
         chunks = self._buffer.view(-1, CHUNK, self._buffer.shape[-1])[:, :rows]
-        picked = chunks.index_select(0, _on_device(np.array(halves), chunks.device)).flatten(1)
+        picked = chunks.index_select(0, on_device(np.array(halves), chunks.device)).flatten(1)
         self._reduced.put(_Reduced(requests, self._start_reduction(picked)))
         self._working.append(self._interpolator.submit(self._interpolate))
 
@@ -215,7 +259,7 @@ class ProofRecorder:
             return lambda: reduce_chunks(chunks, masked)
         if self._masked is not None and self._masked_on_device is None:
             self._masked_on_device = torch.from_numpy(self._masked).to(chunks.device)
-        return _copied(reduce_chunks(chunks, self._masked_on_device))
+        return copied(*reduce_chunks(chunks, self._masked_on_device))
 
     def _interpolate(self) -> None:
         """Make the proofs of all that is reduced, or will be once waited for."""
@@ -233,22 +277,25 @@ class ProofRecorder:
             self._proofs[request].append(joined[number * codec.PROOF_BYTES : (number + 1) * codec.PROOF_BYTES])
 
 
-def _on_device(values: Int64, device: torch.device) -> torch.Tensor:
+def on_device(values: Int64, device: torch.device) -> torch.Tensor:
     """int64 on `device`; to an accelerator it travels without a wait."""
     tensor = torch.from_numpy(values)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def _copied(points: Points) -> Callable[[], Points]:
-    """Queue the copy of a reduction's result into pinned memory behind its work; what comes back waits for it."""
-    indices, bits = (
-        torch.empty(part.shape, dtype=part.dtype, pin_memory=True).copy_(part, non_blocking=True) for part in points
+def copied(*parts: torch.Tensor) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """These tensors on the host, once what comes back is called. From an accelerator they are copied into pinned memory behind the work for them, and
+    the call waits for that."""
+    if parts[0].device.type == "cpu":
+        return lambda: parts
+    here = tuple(
+        torch.empty(part.shape, dtype=part.dtype, pin_memory=True).copy_(part, non_blocking=True) for part in parts
     )
-    done = torch.Event(device=points[0].device)
+    done = torch.Event(device=parts[0].device)
     done.record()
 
-    def wait() -> Points:
+    def wait() -> tuple[torch.Tensor, ...]:
         done.synchronize()
-        return indices, bits
+        return here
 
     return wait

@@ -6,16 +6,19 @@ by `shoal_install` at start. So an upgrade of vLLM fails with a message instead 
 
 The hook sits on `sample_tokens` of vLLM's first model runner (`GPUModelRunner` of `v1/worker/gpu_model_runner.py`).
 The CPU's runner is a subclass that leaves this method as it is, so what tests run on a CPU is what a GPU runs;
-`process_settings` keeps vLLM from choosing its second runner, whose outputs carry tokens that are still on the device.
-The states that tokens are drawn from are a gather of their own (`hidden_states[logits_indices]`). That holds behind a
-CUDA graph too, so a later step does not change them.
+`process_settings` keeps vLLM from choosing its second runner. The states that tokens are drawn from are a gather of their
+own (`hidden_states[logits_indices]`). That holds behind a CUDA graph too, so a later step does not change them.
+
+With asynchronous scheduling the next step begins before the tokens of this one are on the host. So nothing here looks at tokens: a state belongs to
+the request and position that the runner computed, and positions are read on the device. The engine learns of a sequence's end one step late.
+`ProofRecorder` and `RouteRecorder` drop what is of that.
 
 Tokens are drawn by `sampling.gumbel`, all sequences of a step at once. vLLM's own seeded sampler has a generator for each sequence and asks them one
 after the other in Python. On a GPU the second runner's kernel draws, which is the same rule in one pass over the logits
 (`benchmarks.trust.triton_rule` compares them); elsewhere ours does.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from socket import gethostname
@@ -33,6 +36,7 @@ from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
@@ -40,9 +44,10 @@ from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 from shoal.contracts.pools import Quantization
 from shoal.contracts.routes import RouteShape
 from shoal.inference.process_settings import end_with_parent
-from shoal.inference.proofs import ProofRecorder
+from shoal.inference.proofs import ProofRecorder, on_device
 from shoal.inference.routes import RouteRecorder
 from shoal.models import rounded
+from shoal.models.head import widened
 from shoal.sampling import gumbel
 from shoal.storage.checkpoint_files import wrong_shard
 
@@ -77,6 +82,7 @@ class HiddenStateExtension:
         runner = self.model_runner
         _check_runner(runner)
         runner.sampler.topk_topp_sampler = SeedSampler(runner)
+        _widen_head(runner)
         _make_buffers(runner)
         self.shoal_recorder = None
         self.shoal_routes = None
@@ -92,10 +98,9 @@ class HiddenStateExtension:
             state = runner.execute_model_state  # cleared by the call below
             if router is not None:
                 _note_routes(runner, router)
-            output = sample_tokens(*args, **kwargs)
             if recorder is not None and recorder.on and state is not None:
-                _record(recorder.add, state.sample_hidden_states, output)
-            return output
+                _record(runner, recorder, state.sample_hidden_states)
+            return sample_tokens(*args, **kwargs)
 
         runner.sample_tokens = recording_sample_tokens
         return 0 if router is None else router.shape.layers
@@ -120,15 +125,16 @@ class HiddenStateExtension:
         """Whole proofs of running requests, behind those that the caller had; none from ranks that do not record."""
         return {} if self.shoal_recorder is None else self.shoal_recorder.so_far(had)
 
-    def shoal_take_routes(self, requests: Collection[str]) -> dict[str, bytes]:
-        """The routes of requests that have ended, in the layers of this rank's stage; none from ranks that do not record."""
-        return {} if self.shoal_routes is None else self.shoal_routes.take(requests)
+    def shoal_take_routes(self, tokens: Mapping[str, int]) -> dict[str, bytes]:
+        """The routes of requests that have ended with this many sampled tokens, in the layers of this rank's stage; none from ranks that do not
+        record."""
+        return {} if self.shoal_routes is None else self.shoal_routes.take(tokens)
 
     def shoal_forget(self, requests: Collection[str]) -> None:
         """Drop the states, proofs and routes of aborted requests."""
         if self.shoal_recorder is not None:
             self.shoal_recorder.forget(requests)
-        self.shoal_take_routes(requests)
+        self.shoal_take_routes(dict.fromkeys(requests, 0))
 
     def shoal_check(self, folder: str, open_digest: str, sha256: str, piece: int, pieces: int) -> str:
         """What is wrong with the bytes in `folder` that this rank answers for (`checkpoint_files.wrong_shard`); empty: nothing. It looks at one of
@@ -184,6 +190,7 @@ class HiddenStateExtension:
         head = getattr(model, "lm_head", None)
         if getattr(model.config, "tie_word_embeddings", False) and get_pp_group().is_last_rank and head is not None:
             head.quant_method.process_weights_after_loading(head)
+        _widen_head(runner)
         if self.shoal_recorder is not None:
             self.shoal_recorder.mask(_mask(masked, runner))
         return folder if str(runner.model_config.model) == path else str(runner.model_config.model)
@@ -239,9 +246,8 @@ class SeedSampler(torch.nn.Module):
             self._requests = list(batch.req_ids)
             known = self._runner.requests
             seeds = [known[request].sampling_params.extra_args[SEED] for request in self._requests]
-            self._seeds = torch.tensor(seeds, dtype=torch.int64).to(logits.device)
-        last = batch.num_tokens_no_spec[: len(self._requests)].astype(np.int64) - 1
-        tokens = _draw(logits, self._seeds, torch.from_numpy(last).to(logits.device))
+            self._seeds = on_device(np.array(seeds, np.int64), logits.device)
+        tokens = _draw(logits, self._seeds, self._runner.positions[_last_tokens(self._runner)])
         return tokens, logits.log_softmax(dim=-1, dtype=torch.float32)
 
 
@@ -287,10 +293,31 @@ def _check_runner(runner: Any) -> None:
         raise UnsupportedVllmError(
             f"model runner {name} of vLLM {vllm.__version__} is not the one that the proof hooks read: set VLLM_USE_V2_MODEL_RUNNER=0"
         )
-    if runner.use_async_scheduling:
-        raise UnsupportedVllmError("asynchronous scheduling pairs states with tokens later: set async_scheduling=False")
+    if runner.use_async_scheduling and runner.parallel_config.pipeline_parallel_size > 1:
+        raise UnsupportedVllmError(
+            "asynchronous scheduling of several stages has more than one batch of a sequence under way, and vLLM's first model runner does not "
+            "support it: set async_scheduling=False"
+        )
     if runner.speculative_config is not None:
         raise UnsupportedVllmError("with speculative decoding several tokens are sampled in a step: turn it off")
+
+
+def _widen_head(runner: Any) -> None:
+    """On a CPU, let a head in halves give float32 logits, with a float32 copy of this rank's weights: 4 bytes each.
+    A quantised head is refused, as vLLM refuses it on a GPU.
+
+    Called once the weights are there, and behind each swap. vLLM's own float32 head widens the weights at each step: 24 % more CPU time a token with
+    SmolLM2-135M. On a GPU it needs no copy (`engine.FLOAT32_HEAD`).
+    """
+    head = getattr(runner.get_model(), "lm_head", None)
+    if not current_platform.is_cpu() or runner.model_config.dtype == torch.float32 or not get_pp_group().is_last_rank:
+        return
+    if head is None or not hasattr(head, "cpu_linear"):
+        raise UnsupportedVllmError(
+            f"{type(runner.get_model()).__name__} has no head that vLLM multiplies by `lm_head.cpu_linear`"
+        )
+    weight = head.weight.detach().float()
+    head.cpu_linear = lambda states, _, bias: widened(states, weight, bias)
 
 
 def _make_buffers(runner: Any) -> None:
@@ -303,7 +330,8 @@ def _make_buffers(runner: Any) -> None:
 
 
 def settled(engine: LLMEngine) -> Iterator[Sequence[Any]]:
-    """Outputs of the batches that stages have under way, until there are none; no other begins. So what was sampled is what was told."""
+    """Outputs of the batches that are under way, in stages or because the next begins early, until there are none; no other begins. So what was
+    sampled is what was told."""
     core = engine.engine_core.engine_core
     core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
     try:
@@ -313,17 +341,31 @@ def settled(engine: LLMEngine) -> Iterator[Sequence[Any]]:
         core.scheduler.set_pause_state(PauseState.UNPAUSED)
 
 
-def _record(add: Callable[[Sequence[str], torch.Tensor], None], rows: torch.Tensor, output: Any) -> None:
-    """Pair row i of `rows`, one a request, with request i of the output; a partial prefill has no token."""
-    counts = list(map(len, output.sampled_token_ids))
-    if counts == [1] * len(rows):
-        add(output.req_ids, rows)
+def _record(runner: Any, recorder: ProofRecorder, states: torch.Tensor) -> None:
+    """Note row i of `states` as request i's, of the token that is drawn from its position; a partial prefill draws none."""
+    batch = runner.input_batch
+    count = batch.num_reqs
+    numbers, partial = _numbers(runner), runner.discard_request_mask.np[:count]
+    if not partial.any():
+        recorder.add(batch.req_ids.copy(), states, numbers)
         return
-    if max(counts) > 1:
-        raise UnsupportedVllmError("more than one token was sampled in a step: turn speculative decoding off")
-    sampled = [index for index, count in enumerate(counts) if count]
-    if sampled:
-        add([output.req_ids[index] for index in sampled], rows[sampled])
+    drawn = np.flatnonzero(~partial)
+    if len(drawn):
+        rows = states.index_select(0, on_device(drawn, states.device))
+        recorder.add([batch.req_ids[row] for row in drawn], rows, numbers[drawn])
+
+
+def _numbers(runner: Any) -> Any:
+    """int64 [requests]: which of its sampled tokens, from 0, each request of the batch draws now: how long it is behind its prompt."""
+    count = runner.input_batch.num_reqs
+    lengths = runner.optimistic_seq_lens_cpu[:count].numpy().astype(np.int64)
+    return lengths - runner.input_batch.num_prompt_tokens[:count]
+
+
+def _last_tokens(runner: Any) -> torch.Tensor:
+    """int [requests], on the device: which token of the forward pass is the last one of each request, from which the next is drawn."""
+    last: torch.Tensor = runner.query_start_loc.gpu[1 : runner.input_batch.num_reqs + 1] - 1
+    return last
 
 
 def _note_routes(runner: Any, router: RouteRecorder) -> None:
@@ -334,14 +376,14 @@ def _note_routes(runner: Any, router: RouteRecorder) -> None:
     """
     batch = runner.input_batch
     count = batch.num_reqs
-    numbers = runner.optimistic_seq_lens_cpu[:count].numpy() - batch.num_prompt_tokens[:count]
+    numbers = _numbers(runner)
     partial = runner.discard_request_mask.np[:count]
     rows = [
         row for row, request in enumerate(batch.req_ids) if not partial[row] and numbers[row] == router.tokens(request)
     ]
     if rows:
-        last = runner.query_start_loc.gpu[1 : count + 1] - 1
-        router.add([batch.req_ids[row] for row in rows], router.chosen(last[rows]))
+        last = _last_tokens(runner).index_select(0, on_device(np.array(rows), runner.device))
+        router.add([batch.req_ids[row] for row in rows], router.chosen(last))
 
 
 def _record_routes(runner: Any, shape: RouteShape) -> RouteRecorder | None:

@@ -24,6 +24,7 @@ from shoal.orchestrator.work import handout, leases
 from shoal.orchestrator.work.open_work import closed, known, openable_steps
 from shoal.orchestrator.work.sealing import seal_if_full
 from shoal.storage import StoreUnavailable
+from shoal.storage.unfinished import UnfinishedUploads
 from shoal.telemetry import Liveness, get_logger
 from shoal.transport import SignedClient
 
@@ -36,6 +37,9 @@ CATCH_UP_ROUNDS = 10  # other writers are rare (a rolling update), and every app
 SWEEP_ROUNDS = 600  # five minutes: listing a folder costs little, but not nothing
 STAGED_SECONDS = 7200.0
 """A staged file older than this belongs to no grant any more: grants live for minutes, a gigabyte over a slow line for an hour."""
+UNFINISHED_SECONDS = 172_800.0
+"""Age at which an upload by parts is nobody's any more. The trainer gives up a handover after two hours (`HANDOVER_DEADLINE_SECONDS`), and 65 GB
+in two days are 0.4 MB/s. MinIO drops uploads after one day by itself."""
 INVITE_SECONDS = 1.0  # a new node waits this long at most before its invite is there
 LIVENESS_SECONDS = 120.0  # a round that waits for the store may take its deadline several times
 
@@ -47,6 +51,7 @@ class Background:
         self._state = state
         self._inviter = Inviter(state, discovery)
         self._old_objects = OldObjects(state)
+        self._unfinished = UnfinishedUploads(state.config)
         self._checkpoints = Checkpoints(state.ledger, state.keys.notice.roster)
         self._stop = threading.Event()
         self._soon = threading.Event()
@@ -101,7 +106,10 @@ class Background:
                 attempt("settle late files", lambda: settle_late(self._state))
                 attempt("seal steps", self._seal)
                 attempt("fold evaluations", lambda: evaluations.fold(self._state))
-                attempt("write checkpoints", self._write_checkpoints)
+                attempt(
+                    "write checkpoints",
+                    lambda: self._checkpoints.write_due(self._state.clock(), complete=complete(self._state)),
+                )
                 if rounds % NODE_ROUNDS == 0:
                     attempt("reap nodes", lambda: membership.reap(self._state))
                     attempt("report", lambda: report(self._state))
@@ -113,6 +121,10 @@ class Background:
                     attempt("report nodes", lambda: report_details(self._state))
                 if rounds % SWEEP_ROUNDS == SWEEP_ROUNDS - 1:
                     attempt("sweep staging", lambda: sweep_staging(self._state))
+                    attempt(
+                        "abort unfinished uploads",
+                        lambda: self._unfinished.abort(self._state.clock() - UNFINISHED_SECONDS),
+                    )
                     attempt("look at old notes", lambda: recovery.sweep_waiting(self._state))
                     attempt("look for old objects", self._old_objects.look)
             rounds += 1
@@ -128,9 +140,6 @@ class Background:
     def _seal(self) -> None:
         for step in openable_steps(self._state):
             seal_if_full(self._state, step)
-
-    def _write_checkpoints(self) -> None:
-        self._checkpoints.write_due(self._state.clock(), complete=complete(self._state))
 
     def _inviting(self) -> None:
         while not self._stop.is_set():

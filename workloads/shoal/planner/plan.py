@@ -1,10 +1,11 @@
 """A run's plan: seconds of a step by part, idle shares, the first bottleneck with what to change, disks, memory, links, money. Pure.
 
-Parts of one worker run one after the other, those of different machines beside each other. A step is as long as its slowest stage, or as the loop
-from a version to its rows by `asyncLevel` + 1: step s waits for rows of version s - asyncLevel at the oldest.
+Parts of one worker run one after the other, those of different machines beside each other. Step s waits for rows of version s - asyncLevel at the
+oldest. So a step is as long as its slowest stage, or as the loop from a version to the next by `asyncLevel` + 1.
 Called by `shoal plan`; `as_json` is what it prints for machines.
 """
 
+import functools
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +16,6 @@ from shoal.planner.findings import Misfit, likely
 from shoal.planner.memory import JUDGED_SHARE, USABLE, MemoryPart, engine, total, trainer_rank, validator
 from shoal.planner.rates import SLOT_OCCUPANCY, Gpu
 from shoal.planner.step_parts import (
-    Probation,
     broadcast_seconds,
     delta_bytes,
     fetch_seconds,
@@ -27,9 +27,9 @@ from shoal.planner.step_parts import (
     lengths,
     mean_version_bytes,
     nodes,
-    probation,
     publish_seconds,
     rollout_seconds,
+    rows_looked_at,
     save_seconds,
     slowest_link,
     train_seconds,
@@ -48,6 +48,8 @@ BROADCAST_CHANGES = {
 FORMAT = 1
 """Of the JSON; it grows with a field that goes or changes its meaning."""
 ALMOST = 0.999
+ROUNDING = 1e-9
+"""Of numbers that would be equal except for the order in which they were computed."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,28 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Probation:
+    """The run's beginning, in which validators look at more rows than later, nodes have fewer leases, and they cannot keep the later pace."""
+
+    files: float
+    """Until they keep that pace."""
+    seconds: float
+    """They take that long for these files, if there are as many as this all the time."""
+    steps: float
+    """Of the run, that these files fill."""
+
+
+@dataclass(frozen=True)
+class StepPace:
+    """How fast steps follow each other: the seconds of each part by (name, stage), of each stage, of the loop, of a step."""
+
+    parts: dict[tuple[str, str], float]
+    stages: dict[str, float]
+    loop: float
+    step: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """All of it."""
 
@@ -142,33 +166,74 @@ class Plan:
         return math.isfinite(self.step_seconds) and not any(each.certain for each in self.findings)
 
 
-def plan(run: RunFacts, around: Surroundings) -> Plan:
-    """Plan a run of mode Train."""
-    generate, upload = rollout_seconds(run, around)
-    seconds = {
+def pace(run: RunFacts, around: Surroundings, accepted_files: int | None = None) -> StepPace:
+    """Of steps while each node has this many accepted files: validators look at more rows of few, and on probation a node has one lease at a time.
+
+    None: of nodes that have shown enough.
+    """
+    on_probation = accepted_files is not None and accepted_files < run.probation_files
+    return _pace(run, around, rows_looked_at(run, accepted_files), on_probation=on_probation)
+
+
+def _pace(run: RunFacts, around: Surroundings, rows: int, *, on_probation: bool) -> StepPace:
+    generate, upload = rollout_seconds(run, around, on_probation=on_probation)
+    parts = {
         ("generate", "workers"): generate,
         ("upload", "workers"): upload,
-        ("verify", "validators"): verify_seconds(run, around),
+        ("verify", "validators"): verify_seconds(run, around, rows),
         ("train", "trainer"): train_seconds(run, around),
         ("save state", "saving"): save_seconds(run, around),
         ("publish", "handover"): publish_seconds(run, around),
         ("broadcast", "relays"): broadcast_seconds(run, around),
     }
     stages: dict[str, float] = {}
-    for (_, stage), each in seconds.items():
+    for (_, stage), each in parts.items():
         stages[stage] = stages.get(stage, 0.0) + each
-    # The last file of a step is judged alone; a file cannot come sooner than one lease takes.
-    shortest = min((each.latency for each in leases(run, around)), default=math.inf)
-    rollouts = max(stages["workers"], shortest)
-    loop = rollouts + file_check_seconds(run, around) + stages["trainer"] + stages["handover"] + stages["relays"]
-    slowest = max(stages.values())
-    step = max(slowest, loop / (run.async_level + 1))
+    # Workers take a step's leases as they finish others. The last lease is made, and its file judged, behind the rest.
+    made = [each.latency_alone if on_probation else each.latency for each in leases(run, around)]
+    last = min(made, default=math.inf) + file_check_seconds(run, around, rows)
+    rollouts = max(stages["workers"], stages["validators"]) + last
+    loop = rollouts + stages["trainer"] + stages["handover"] + stages["relays"]
+    return StepPace(parts, stages, loop, max(*stages.values(), loop / (run.async_level + 1)))
+
+
+def probation(run: RunFacts, around: Surroundings) -> Probation:
+    """How long new nodes' files make steps slower. All nodes begin together, and share the work equally.
+
+    The first `probation_files` of a node are looked at whole, later ones ever less. Each number of rows is computed once, in 0.2 ms.
+    """
+    step = pace(run, around).step
+
+    @functools.cache
+    def seconds_of(rows: int, on_probation: bool) -> float:
+        return _pace(run, around, rows, on_probation=on_probation).step
+
+    def seconds(accepted: int) -> float:
+        return seconds_of(rows_looked_at(run, accepted), accepted < run.probation_files)
+
+    workers, a_step = nodes(run, around), files_a_step(run, around)
+    found = Probation(0.0, 0.0, 0.0)
+    if not (run.validators and workers and math.isfinite(step)):
+        return found
+    for accepted in range(math.ceil(run.steps * a_step / workers)):
+        slower = seconds(accepted)
+        if max(slower, seconds(max(accepted, run.probation_files))) <= step * (1 + ROUNDING):
+            break
+        files = min(workers, run.steps * a_step - found.files)
+        found = Probation(found.files + files, found.seconds + files * slower / a_step, (found.files + files) / a_step)
+    return found
+
+
+def plan(run: RunFacts, around: Surroundings) -> Plan:
+    """Plan a run of mode Train."""
+    usual = pace(run, around)
+    stages, loop, step = usual.stages, usual.loop, usual.step
     finite = math.isfinite(step)
-    slower = probation(run, around, step)
+    slower = probation(run, around)
     whole = step * (run.steps - slower.steps) + slower.seconds if finite else math.inf
     parts = tuple(
         StepPart(name, stage, each, 1 - each / step if finite else (0.0 if math.isinf(each) else 1.0))
-        for (name, stage), each in seconds.items()
+        for (name, stage), each in usual.parts.items()
     )
     idle = next(part.idle_share for part in parts if part.name == "generate")
     memory = _memory(run, around)

@@ -1,6 +1,6 @@
 """How long each part of a step takes, alone: generate, upload, verify, train, save state, publish, broadcast. Closed form, pure.
 
-A worker fills its engine with rows of several leases and uploads beside it, so that only a lease's own time has its longest row. Decoding reads all
+A worker fills its engine with rows of several leases and uploads beside it, so that only a lease's own time has its last row. Decoding reads all
 weights once an iteration and the cache of every running sequence; prefill, checks and training compute. The formulas are beside the code that they
 describe; ADR 0079 has what they leave out. Called by `plan`.
 """
@@ -27,8 +27,6 @@ from shoal.planner.rates import (
 )
 
 LEAST_SLOTS = 1
-ROUNDING = 1e-9
-"""Of numbers that would be equal except for the order in which they were computed."""
 CONNECTIONS = 4
 """Of a node that fetches a version, over all relays together (broadcast/transfer.py)."""
 
@@ -42,8 +40,10 @@ class LeaseTime:
     prefill: float
     decode: float
     upload: float
+    last_row: float
+    """Decoding of one lease until its last row ends, beside rows of other leases."""
     alone: float
-    """Decoding of one lease from its first row to its longest."""
+    """The same of a lease that has the engine for itself: a node on probation holds one at a time."""
     slots: int
     """Sequences that run at once, of the file's rows."""
 
@@ -55,12 +55,19 @@ class LeaseTime:
     @property
     def latency(self) -> float:
         """From a lease until its file is there."""
-        return self.prefill + self.alone + self.upload
+        return self.prefill + self.last_row + self.upload
 
     @property
-    def waiting_share(self) -> float:
-        """Of the time, in which the engine does nothing because files take longer to travel than to generate."""
-        return 1 - (self.prefill + self.decode) / self.seconds
+    def latency_alone(self) -> float:
+        """The same of a node on probation, which then asks for its next lease."""
+        return self.prefill + self.alone + self.upload
+
+    def between(self, *, on_probation: bool = False) -> tuple[float, float]:
+        """Seconds from lease to lease, and the share of them in which the engine does nothing: files travel longer than they are made, or before the
+        next lease."""
+        if on_probation:
+            return self.latency_alone, self.upload / self.latency_alone
+        return self.seconds, 1 - (self.prefill + self.decode) / self.seconds
 
 
 def lengths(around: Surroundings, run: RunFacts) -> CompletionLengths:
@@ -93,13 +100,17 @@ def lease(run: RunFacts, around: Surroundings, pool: PoolFacts, *, stranger: boo
     flops = 2.0 * around.model.parameters + attention_flops(around, position)
     computing = devices * device.flops * TRAINING_SHARE
     bandwidth = devices * device.bandwidth * DECODE_SHARE
+    decode = max((full * weights + cache) / bandwidth, tokens * flops / computing)
+    iteration = decode / full
+    last_alone = each.last_of(rows, tokens / slots * (1 - slots / rows))  # those that find no place begin as others end
     uplink = around.uplink_mbit if stranger else around.store_mbit
     return LeaseTime(
         pool=pool.name,
         workers=around.strangers.get(pool.name, 0) if stranger else pool.replicas,
         prefill=rows * prefilled * 2.0 * around.model.parameters / computing,
-        decode=max((full * weights + cache) / bandwidth, tokens * flops / computing),
-        alone=max((max(each.longest_of(rows), full) * weights + cache) / bandwidth, tokens * flops / computing),
+        decode=decode,
+        last_row=iteration * each.last_of(rows, full),
+        alone=max((max(last_alone, full) * weights + cache) / bandwidth, tokens * flops / computing),
         upload=file_bytes(run, around) / (uplink * MBIT),
         slots=slots,
     )
@@ -125,14 +136,16 @@ def files_a_step(run: RunFacts, around: Surroundings) -> float:
     return run.prompts_per_step / share / run.groups_per_file
 
 
-def rollout_seconds(run: RunFacts, around: Surroundings) -> tuple[float, float]:
-    """Generating and uploading of one step, by all workers together; infinite without workers."""
+def rollout_seconds(run: RunFacts, around: Surroundings, *, on_probation: bool = False) -> tuple[float, float]:
+    """Generating and uploading of one step, by all workers together; infinite without workers. On probation each has one lease at a time."""
     made = leases(run, around)
-    files_a_second = sum(each.workers / each.seconds for each in made)
+    files_a_second = sum(each.workers / each.between(on_probation=on_probation)[0] for each in made)
     if not files_a_second:
         return math.inf, 0.0
-    whole = files_a_step(run, around) / files_a_second
-    waiting = sum(each.workers / each.seconds * each.waiting_share for each in made) / files_a_second
+    whole, waiting = files_a_step(run, around) / files_a_second, 0.0
+    for each in made:
+        seconds, share = each.between(on_probation=on_probation)
+        waiting += each.workers / seconds * share / files_a_second
     through_store = files_a_step(run, around) * file_bytes(run, around) / (around.store_mbit * MBIT)
     return whole * (1 - waiting), max(whole * waiting, through_store)
 
@@ -158,41 +171,11 @@ def file_check_seconds(run: RunFacts, around: Surroundings, rows: int | None = N
     return run.file_rows * tokens * CHECK_SECONDS_A_TOKEN + checked * proofs + prefill
 
 
-def verify_seconds(run: RunFacts, around: Surroundings) -> float:
-    """Judging a step's files by all validators; infinite without one."""
+def verify_seconds(run: RunFacts, around: Surroundings, rows: int | None = None) -> float:
+    """Judging a step's files by all validators, `rows` of each (default: those of a node that has shown enough); infinite without one."""
     if not run.validators:
         return math.inf
-    return files_a_step(run, around) * file_check_seconds(run, around) / run.validators
-
-
-@dataclass(frozen=True)
-class Probation:
-    """The run's beginning, in which validators look at more rows than later, and cannot keep the later pace."""
-
-    files: float
-    """Until validators keep that pace."""
-    seconds: float
-    """They take that long for these files, if there are as many as this all the time."""
-    steps: float
-    """Of the run, that these files fill."""
-
-
-def probation(run: RunFacts, around: Surroundings, step: float) -> Probation:
-    """How long checks of new nodes' files are slower than steps of `step` seconds. All nodes begin together, and share the work equally.
-
-    The first `probation_files` of a node are looked at whole, later ones ever less. At 300 nodes and 300 steps this is at most some hundred terms.
-    """
-    workers, a_step = nodes(run, around), files_a_step(run, around)
-    found = Probation(0.0, 0.0, 0.0)
-    if not (run.validators and workers and math.isfinite(step)):
-        return found
-    for accepted in range(math.ceil(run.steps * a_step / workers)):
-        seconds = file_check_seconds(run, around, rows_looked_at(run, accepted)) / run.validators
-        if seconds * a_step <= step * (1 + ROUNDING):
-            break
-        files = min(workers, run.steps * a_step - found.files)
-        found = Probation(found.files + files, found.seconds + files * seconds, (found.files + files) / a_step)
-    return found
+    return files_a_step(run, around) * file_check_seconds(run, around, rows) / run.validators
 
 
 def forward_units(run: RunFacts, around: Surroundings) -> float:

@@ -226,6 +226,7 @@ def calibrate(
         hidden_size=hidden_size,
         dtype=dtype_name(model),
         quantization=as_rounded.quantization if as_rounded is not None else None,
+        logits="float32" if served is not None and dtype_name(model) != "float32" else None,
         masked_dimensions=masked,
         thresholds=thresholds,
         size=CalibrationSize(
@@ -381,7 +382,7 @@ def _served(
 def _gaps(model: Any, served: Served, states: Float32) -> Float32:
     """How far each token is behind the one that its seed draws from these states; nats, at least 0."""
     weight = next(model.lm_head.parameters())
-    logprobs = torch.log_softmax(logits_of(model, torch.from_numpy(states).to(weight)).float(), dim=-1)
+    logprobs = torch.log_softmax(logits_of(model, torch.from_numpy(states).to(weight)), dim=-1)
     chosen = torch.tensor(served.completion, device=weight.device)
     positions = torch.arange(len(chosen), device=weight.device) + len(served.prompt) - 1
     gaps: Float32 = gumbel.redraw(logprobs, chosen, torch.full_like(chosen, served.seed), positions)[0].cpu().numpy()

@@ -66,7 +66,7 @@ def decode_batch(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int, 
     drawn, states = [], []
     for step in range(max_tokens):
         last = model.model(input_ids=tokens, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
-        tokens = draw(logits_of(model, last).float(), tokens, step)[:, None]
+        tokens = draw(logits_of(model, last), tokens, step)[:, None]
         drawn.append(tokens)
         states.append(last.float().cpu())
         ended |= torch.isin(tokens[:, 0], ends)

@@ -31,7 +31,7 @@ from shoal.recompute.progress import Ticker
 from shoal.recompute.record import OF_FILES, STAGES, AuditFinding, AuditTerms, Recorder, Stage
 from shoal.recompute.steps import Made, Remaking, compare
 from shoal.recompute.weights import Weights
-from shoal.sampling.tails import too_many_left_out
+from shoal.sampling.tails import too_many
 from shoal.storage import StoreUnavailable
 from shoal.telemetry import Liveness
 from shoal.text import Say, plain
@@ -133,13 +133,14 @@ class RunAudit:
         return [
             f"entry {each.number}: {each.rows} rows of node {each.node[:16]}... were left out of {each.tokens} tokens looked at: too many"
             for each in without
-            if outliers is None or too_many_left_out(each.rows, each.tokens, outliers)
+            if outliers is None or too_many(each.rows, outliers * each.tokens)
         ]
 
     def _check_batches(self) -> None:
         evidence = self._evidence
         work: list[tuple[int, str, Callable[[], list[str]]]] = [
-            (step, f"step {step}", partial(self._check_step, step)) for step in batches.steps_of(evidence)
+            (step, f"step {step}", partial(batches.check_step, self._evidence, step, self._rows_of))
+            for step in batches.steps_of(evidence)
         ]
         for place, (version, name) in enumerate(batches.evaluations_there(evidence)):
             scored = partial(batches.check_evaluation, evidence, version, name)
@@ -151,9 +152,6 @@ class RunAudit:
         for number, where, look in left:
             self._one("batches", number, where, look)
         self._notes = batches.notes(evidence, self._say)
-
-    def _check_step(self, step: int) -> list[str]:
-        return batches.check_step(self._evidence, step, self._rows_of)
 
     @cached_property
     def _rows_of(self) -> "batches.RowReader | None":

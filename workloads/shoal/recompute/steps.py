@@ -107,12 +107,30 @@ class Remaking:
                 shutil.rmtree(folder)
                 if trainer.version >= last:
                     return
-                self._require_batch(trainer.version)
-                trainer.advance()
+                self._advance(trainer)
         except (WrongEvidence, CannotCheck, GeneratorExit, KeyboardInterrupt):
             raise
         except Exception as error:  # whatever a store that was changed makes of a step
             raise WrongEvidence(f"it cannot be repeated: {type(error).__name__}: {first_line(error)}") from error
+
+    def _advance(self, trainer: Trainer) -> None:
+        """Make the next version. A roll-back on signs of instability comes from its report: limits are of the release that trained."""
+        step = trainer.version
+        target = self._reports[step].rolled_back_to if step in self._reports else None
+        if target is None or self._evidence.config.stability.action != "RollBack" or self._asked_to_go_back(step):
+            self._require_batch(step)
+            trainer.advance()
+            return
+        try:
+            trainer.go_back(target)
+        except BadState as error:
+            raise CannotCheck(
+                f"step {step} went back to version {target}, whose state is not available here: {first_line(error)}"
+            ) from None
+
+    def _asked_to_go_back(self, step: int) -> bool:
+        asked = self._evidence.config.roll_back
+        return asked is not None and asked.at_step == step
 
     def _go_on_as_the_run_did(self, trainer: Trainer, folder: Path) -> None:
         """A step that began after a stop began with rounded weights and an older state: its report says which."""
@@ -128,25 +146,31 @@ class Remaking:
             ) from None
 
     @cached_property
-    def _older_moments(self) -> dict[int, int]:
-        """The steps that began with an older optimizer state, with its version."""
+    def _reports(self) -> dict[int, StepMetrics]:
+        """By step, those that are there and readable."""
         found = {}
         for step in range(self._evidence.config.steps):
             with suppress(CannotCheck, ValidationError):
-                report = StepMetrics.from_json(self._evidence.read(keys.step_metrics(step)))
-                if report.moments_of is not None and report.moments_of < step:
-                    found[step] = report.moments_of
+                found[step] = StepMetrics.from_json(self._evidence.read(keys.step_metrics(step)))
         return found
+
+    @cached_property
+    def _older_moments(self) -> dict[int, int]:
+        """The steps that began with an older optimizer state, with its version."""
+        found = ((step, report.moments_of) for step, report in self._reports.items())
+        return {step: version for step, version in found if version is not None and version < step}
 
     def _kept_states(self) -> int:
         """As many as the run's own, or as go back to what a step began with; a report may make an audit keep some more, not all."""
-        furthest = max((step - version + 1 for step, version in self._older_moments.items() if version >= 0), default=1)
+        went_back = ((step, report.rolled_back_to) for step, report in self._reports.items())
+        began_from = [*self._older_moments.items(), *((step, to) for step, to in went_back if to is not None)]
+        furthest = max((step - version + 1 for step, version in began_from if version >= 0), default=1)
         return max(self._evidence.config.trainer.kept_states, min(furthest, MOST_KEPT_STATES))
 
     def _require_batch(self, step: int) -> None:
         """Else the trainer would wait for it."""
         config = self._evidence.config
-        if config.mode == "SFT" or (config.roll_back is not None and config.roll_back.at_step == step):
+        if config.mode == "SFT" or self._asked_to_go_back(step):
             return
         if step not in self._evidence.sealed:
             raise CannotCheck(f"step {step} is not sealed")
@@ -163,9 +187,8 @@ class Remaking:
         store = Overlay(evidence.store, _folder(work / "state"))
         liveness = Liveness(LIVENESS_SECONDS)
         base = fetch_base_model(store, work / "base", liveness)
-        # A pause changes no number, and nobody is here to end it.
-        stability = evidence.config.stability
-        calm = stability.model_copy(update={"action": "Report"}) if stability.action == "Pause" else stability
+        # A pause changes no number, and nobody is here to end it; a roll-back is in the report of its step.
+        calm = evidence.config.stability.model_copy(update={"action": "Report"})
         # A later call goes on bit for bit: from the state of its last version, never from a version that waits here.
         settings = {"state_every": 1, "kept_states": self._kept_states()}
         shutil.rmtree(work / "outbox", ignore_errors=True)

@@ -155,8 +155,8 @@ def collect(
     data.busy_seconds = busy_seconds(samples)
     data.phase_seconds = phase_seconds(samples)
     data.bytes_broadcast = bytes_broadcast(samples)
-    data.engine = engine_name(samples)
-    data.relay = relay_name(samples)
+    data.engine = _label_values(samples, "worker", ENGINE_METRIC, "engine")
+    data.relay = _label_values(samples, "sync", RELAY_SERVER_METRIC, "server")
     data.utilisation = utilisation(samples, _start(records))
     _say_what_is_missing(data, unreadable_records)
     return data
@@ -274,16 +274,6 @@ def bytes_broadcast(samples: Samples) -> int | None:
     return round(sum(found)) if found else None
 
 
-def engine_name(samples: Samples) -> str | None:
-    """Name and version of the workers' engine."""
-    return _label_values(samples, "worker", ENGINE_METRIC, "engine")
-
-
-def relay_name(samples: Samples) -> str | None:
-    """Name of the relays' server from their access logs, without the version."""
-    return _label_values(samples, "sync", RELAY_SERVER_METRIC, "server")
-
-
 def _label_values(samples: Samples, part: str, metric: str, label: str) -> str | None:
     """Values of a label over all pods, without a version after `/`; several are joined, so that a mixture is seen."""
     names = {
@@ -311,7 +301,11 @@ def utilisation(samples: Samples, start_unix: float) -> dict[str, Series]:
         for (pod, container), readings in samples.items():
             if part_of(pod, container) != part:
                 continue
-            names = [key for key in _keys(readings, BUSY_METRIC) if not _is_waiting(key)]
+            names = [
+                key
+                for key in _keys(readings, BUSY_METRIC)
+                if not metric_labels(key)[1].get("phase", "").startswith(WAITING_PHASES)
+            ]
             if not names:
                 continue
             totals = [
@@ -330,10 +324,6 @@ def utilisation(samples: Samples, start_unix: float) -> dict[str, Series]:
         if series:
             found[part] = series
     return found
-
-
-def _is_waiting(key: str) -> bool:
-    return metric_labels(key)[1].get("phase", "").startswith(WAITING_PHASES)
 
 
 def _spread(work: dict[int, float], covered: dict[int, float], begin: float, end: float, increase: float) -> None:

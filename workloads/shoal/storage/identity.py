@@ -201,13 +201,8 @@ def identity_of(spec: S3Storage, pod: Path) -> S3Identity:
     """
     folder = pod / "secrets" / "store"
     if spec.workload_identity is None or (folder / "accessKey").exists():
-        return read_static(folder)
+        return StaticKeys((folder / "accessKey").read_text().strip(), (folder / "secretKey").read_text().strip())
     return _shared(spec.workload_identity, folder / TOKEN_FILE, os.environ.get("SHOAL_POD") or "shoal")
-
-
-def read_static(folder: Path) -> StaticKeys:
-    """Keys from the files `accessKey` and `secretKey`; raises OSError."""
-    return StaticKeys((folder / "accessKey").read_text().strip(), (folder / "secretKey").read_text().strip())
 
 
 @functools.cache

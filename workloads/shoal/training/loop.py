@@ -35,7 +35,7 @@ from shoal.training.objectives import source_losses
 from shoal.training.published import PUBLISHED_DEADLINE_SECONDS, HandedOver
 from shoal.training.reinforcement import Reinforcement
 from shoal.training.sft.method import SupervisedFineTuning
-from shoal.training.stability import History, Incident, Signals, after_roll_back, decide, observe
+from shoal.training.stability import History, Incident, Signals, after_roll_back, decide, in_force, observe
 from shoal.training.state import SEAL, BadState, MadeVersion, SealedState, States
 from shoal.training.stored_weights import weights_in_folder
 from shoal.training.utilisation import utilisation_of
@@ -108,6 +108,7 @@ class Trainer:
         )
         self._method.begin(StepTools(self._copy, self._states, self._waits))
         self._history = History()
+        self._stability = in_force(config.stability, config.recipe)
         self.version = 0
 
     def run(self) -> None:
@@ -143,6 +144,12 @@ class Trainer:
     def advance(self) -> None:
         """Make the next version, `self.version`. It is handed over in the background; `handed_over` waits for that."""
         self.next_step()
+        self.version = self._extensions.after_step(self.version)
+
+    def go_back(self, to_version: int) -> None:
+        """Make the next version from an earlier one's state, as a run did whose trainer saw signs of instability. Raises BadState without it."""
+        why = f"the run went back to version {to_version} here"
+        self._roll_back(self.version, to_version, self._history.incident, why)
         self.version = self._extensions.after_step(self.version)
 
     def handed_over(self) -> None:
@@ -262,7 +269,7 @@ class Trainer:
         """Do what the settings demand about signs of instability; whether that made the next version."""
         states = self._ranks.broadcast(self._states.sealed(), "which states there are")
         while True:
-            decision = decide(self._history, self._config.stability, states)
+            decision = decide(self._history, self._stability, states)
             if decision.action == "pause":
                 self._pause(decision.reason)
             if decision.action != "roll_back" or decision.to_version is None:
@@ -304,7 +311,7 @@ class Trainer:
         with self._progress.phase("save"):
             self._take_copy(step + 1)
         metrics = report(StepTimes(started, time.time(), self._progress.seconds))
-        history, signals, warnings = observe(self._history, metrics, self._config.stability)
+        history, signals, warnings = observe(self._history, metrics, self._stability)
         if self._moments_of is not None:
             warnings = [*warnings, _of_older_moments(step, self._moments_of)]
             metrics = metrics.model_copy(update={"moments_of": self._moments_of})

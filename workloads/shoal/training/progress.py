@@ -130,6 +130,15 @@ SIGNALS = {
     "clip_ratio_growth": unmeasured(
         Gauge("shoal_trainer_clip_ratio_growth", "Mean clip ratio of the window, divided by the previous window's.")
     ),
+    "clip_ratio_level": unmeasured(
+        Gauge("shoal_trainer_clip_ratio_level", "Mean clip ratio of the last three steps; NaN: too few steps.")
+    ),
+    "incident": unmeasured(
+        Gauge(
+            "shoal_trainer_incident",
+            "1 while the run shows signs of instability on which spec.stability.action acts; NaN: the last step trained on nothing.",
+        )
+    ),
 }
 HELD_OUT_LOSS = unmeasured(
     Gauge(

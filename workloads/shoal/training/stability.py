@@ -6,7 +6,7 @@ not stopped; it is a function of the reports alone. Pure; called by `loop`.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from pydantic import Field
 
 from shoal.contracts.base import Contract
 from shoal.contracts.failures import Stability
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.weights import VersionNumber
 
@@ -22,6 +23,13 @@ WARNINGS_THAT_ACT = 2
 CLIP_RATIO_FLOOR = 1e-3
 """A clip ratio below one token in a thousand counts as this: growth from nothing to next to nothing is not a sign."""
 NORM_FLOOR = 1e-12
+LEVEL_STEPS = 3
+"""A level is the mean of three steps: one step may have a spike."""
+CLIPPED_IN_ORDER = frozenset({"gspo", "custom"})
+"""Objectives of which a large clip ratio says nothing. A calm run of GSPO cuts 0.15 of its tokens (arXiv:2507.18071, figure 2); what an objective of
+the run's own cuts is not known here."""
+MAX_CLIP_RATIO = 0.02
+"""Where a manifest gives no limit; ADR 0146 has the runs that it was chosen from."""
 LONGEST_WINDOW_STEPS = 1000
 
 
@@ -35,12 +43,12 @@ class Point(Contract):
 
 
 class Incident(Contract):
-    """Several warnings at once, until the run was calm for a window. It is acted upon once."""
+    """Several warnings at once, or a clip ratio above its limit, until there was neither for a window. It is acted upon once."""
 
     version: VersionNumber = Field(description="version at which it opened")
     calm_version: VersionNumber = Field(description="newest version before the warnings began")
     settled: bool = Field(default=False, description="it was rolled back already")
-    calm_steps: int = Field(default=0, ge=0, description="steps without a warning since")
+    calm_steps: int = Field(default=0, ge=0, description="steps since that would not have opened it")
 
 
 class History(Contract):
@@ -48,18 +56,25 @@ class History(Contract):
 
     points: list[Point] = Field(default_factory=list, max_length=2 * LONGEST_WINDOW_STEPS)
     entropy_minimum: float | None = None
-    warned_from: VersionNumber | None = Field(default=None, description="first version of the present row of warnings")
+    warned_from: VersionNumber | None = Field(
+        default=None, description="first version of the present row of warnings, of those in `points`"
+    )
     incident: Incident | None = None
 
 
 @dataclass(frozen=True)
 class Signals:
-    """Trends; None until there are enough steps. Slope: relative change of the gradient norm per step over the last window."""
+    """Trends and a level; None until there are enough steps. Slope: relative change of the gradient norm per step over the last window.
+
+    `incident`: 1 while one is open, else 0.
+    """
 
     gradient_norm_slope: float | None = None
     gradient_norm_growth: float | None = None
     entropy_rise: float | None = None
     clip_ratio_growth: float | None = None
+    clip_ratio_level: float | None = None
+    incident: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +84,13 @@ class StabilityDecision:
     action: Literal["go", "pause", "roll_back"] = "go"
     to_version: int | None = None
     reason: str = ""
+
+
+def in_force(settings: Stability, recipe: Recipe) -> Stability:
+    """The settings with the limit that a manifest leaves to the release."""
+    objectives = {recipe.objective, *(recipe.of_source(each.name).objective for each in recipe.sources or [])}
+    limit = settings.max_clip_ratio or (1.0 if objectives & CLIPPED_IN_ORDER else MAX_CLIP_RATIO)
+    return settings.model_copy(update={"max_clip_ratio": limit})
 
 
 def observe(history: History, metrics: StepMetrics, settings: Stability) -> tuple[History, Signals, list[str]]:
@@ -90,10 +112,12 @@ def observe(history: History, metrics: StepMetrics, settings: Stability) -> tupl
     minimum = entropy if history.entropy_minimum is None else min(history.entropy_minimum, entropy or np.inf)
     signals = _signals(points, entropy, minimum, window)
     warnings = _warnings(signals, settings)
-    warned_from = (history.warned_from or metrics.policy_version) if warnings else None
-    incident = _follow(history.incident, metrics.policy_version, warned_from, len(warnings), window)
+    # A sign that stays, such as entropy above its minimum, takes a later incident back by two windows at most.
+    warned_from = max(history.warned_from or metrics.policy_version, points[0].version) if warnings else None
+    acts = len(warnings) >= WARNINGS_THAT_ACT or _above_clip_limit(signals, settings)
+    incident = _follow(history.incident, metrics.policy_version, warned_from, acts, window)
     kept = History(points=points, entropy_minimum=minimum, warned_from=warned_from, incident=incident)
-    return kept, signals, warnings
+    return kept, replace(signals, incident=float(incident is not None)), warnings
 
 
 def decide(history: History, settings: Stability, states: Collection[int]) -> StabilityDecision:
@@ -106,7 +130,7 @@ def decide(history: History, settings: Stability, states: Collection[int]) -> St
         return StabilityDecision()
     if incident.version <= settings.acknowledged_version:
         return StabilityDecision()
-    what = f"version {incident.version} showed {WARNINGS_THAT_ACT} or more signs of instability at once"
+    what = f"version {incident.version} showed signs of instability"
     if settings.action == "Pause":
         return StabilityDecision(
             "pause", reason=f"{what}; set stability.acknowledgedVersion to {incident.version} to continue"
@@ -146,10 +170,12 @@ def _signals(points: Sequence[Point], entropy: float | None, minimum: float | No
         gradient_norm_growth=_growth(norms, window),
         entropy_rise=rise,
         clip_ratio_growth=_growth(clips, window),
+        clip_ratio_level=_mean([point.clip_ratio for point in points], LEVEL_STEPS),
     )
 
 
 def _warnings(signals: Signals, settings: Stability) -> list[str]:
+    """One for each quantity that shows a sign."""
     over = f"over {settings.window_steps} steps"
     found = []
     if signals.gradient_norm_growth is not None and signals.gradient_norm_growth >= settings.gradient_norm_growth:
@@ -160,22 +186,32 @@ def _warnings(signals: Signals, settings: Stability) -> list[str]:
         found.append(
             f"the entropy rose {signals.entropy_rise:.0%} above its minimum {over}; the warning starts at {settings.entropy_rise:.0%}"
         )
-    if signals.clip_ratio_growth is not None and signals.clip_ratio_growth >= settings.clip_ratio_growth:
+    if _above_clip_limit(signals, settings):
+        found.append(
+            f"the clip ratio is {signals.clip_ratio_level:.2%} over {LEVEL_STEPS} steps; maxClipRatio is {settings.max_clip_ratio:.2%}"
+        )
+    elif signals.clip_ratio_growth is not None and signals.clip_ratio_growth >= settings.clip_ratio_growth:
         found.append(
             f"the clip ratio grew {signals.clip_ratio_growth:.2f}-fold {over}; the warning starts at {settings.clip_ratio_growth:g}"
         )
     return found
 
 
+def _above_clip_limit(signals: Signals, settings: Stability) -> bool:
+    """A sign that acts alone. Without a limit, as before `in_force`, there is none."""
+    level, limit = signals.clip_ratio_level, settings.max_clip_ratio
+    return level is not None and limit is not None and level > limit
+
+
 def _follow(
-    incident: Incident | None, version: int, warned_from: int | None, warnings: int, window: int
+    incident: Incident | None, version: int, warned_from: int | None, acts: bool, window: int
 ) -> Incident | None:
-    """Opens at several warnings at once, closes after a window without any: in between nothing is acted upon twice."""
+    """Opens when signs are such that the run acts, closes after a window without them: in between nothing is acted upon twice."""
     if incident is None:
-        if warnings < WARNINGS_THAT_ACT or warned_from is None:
+        if not acts or warned_from is None:
             return None
         return Incident(version=version, calm_version=warned_from - 1)
-    calm = 0 if warnings else incident.calm_steps + 1
+    calm = 0 if acts else incident.calm_steps + 1
     return None if calm >= window else incident.model_copy(update={"calm_steps": calm})
 
 

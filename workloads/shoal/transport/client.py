@@ -19,10 +19,11 @@ import structlog
 from pydantic import ValidationError
 
 from shoal.contracts.base import Contract
-from shoal.contracts.newer import from_newer_json
+from shoal.contracts.newer import from_newer_json, not_known_here
 from shoal.contracts.problems import ProblemDocument
 from shoal.crypto.http_signatures import sign_request
 from shoal.crypto.keys import PrivateKey
+from shoal.installed import installed_release
 from shoal.retries import Backoff, retry_after_seconds, retrying
 from shoal.transport.authorities import well_known
 from shoal.transport.rate_limit import NO_CAPS, Caps
@@ -58,6 +59,10 @@ class Unavailable(RuntimeError):
     def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
         self.reason = reason or message
+
+
+class LaterReleaseError(Unavailable):
+    """The answer asks for what this release does not know: the message says for what, and to upgrade."""
 
 
 class NotSentInTime(Unavailable):
@@ -117,7 +122,8 @@ class SignedClient:
         """Send `body`, parse the answer as `reply`; None for 204 (or without `reply`).
 
         `path` starts with `/` and may carry a query. `timeout_seconds` bounds one try (for long polls).
-        An answer that only `tells` may have keys of a later release. Raises `Refused` for a 4xx and `Unavailable` after `deadline_seconds`.
+        An answer that only `tells` may have keys of a later release; of another they raise `LaterReleaseError`. Raises `Refused` for a 4xx and
+        `Unavailable` after `deadline_seconds`.
         """
         response = self.request(
             method,
@@ -131,6 +137,11 @@ class SignedClient:
         try:
             return from_newer_json(reply, response.content) if reply.tells else reply.from_json(response.content)
         except ValidationError as error:
+            if unknown := not_known_here(error):
+                raise LaterReleaseError(
+                    f"{method} {self._base_url}{path}: the answer is not a {reply.__name__} that {installed_release()} knows: {unknown};"
+                    " upgrade this machine to the run's release of shoal"
+                ) from error
             raise Unavailable(
                 f"{method} {self._base_url}{path}: the answer is not a {reply.__name__}: {error}"
             ) from error

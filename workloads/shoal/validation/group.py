@@ -56,7 +56,7 @@ def decoder(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def head(model: Any, states: torch.Tensor) -> torch.Tensor:
-    """Products [n, vocabulary] of states [n, hidden size] with the head; `models.head.logits_of` makes logits of them, at rank 0."""
+    """Products float32 [n, vocabulary] of states [n, hidden size] with the head; `models.head.logits_of` makes logits of them, at rank 0."""
     products: torch.Tensor = model.lm_head(states)
     return products
 

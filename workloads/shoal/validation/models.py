@@ -7,6 +7,7 @@ what a validator holds: whole models, or under tensor parallelism (`group`) this
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from shoal.contracts.pools import Quantization
+from shoal.models.head import products
 from shoal.models.places import Place, places
 from shoal.models.rounded import rounded
 
@@ -55,6 +57,7 @@ def load_model(folder: Path, processes: int = 1, quantization: Quantization | No
             raise CannotHold(
                 f"transformers has no plan to spread {type(model).__name__} over {processes} GPUs: set gpu.count of the validator to 1"
             )
+        model.lm_head.forward = partial(products, model.lm_head)  # with this rank's share, when it is called
         apply_tensor_parallelism(model, init_device_mesh(device.type, (processes,)), model.tp_plan)
     model = model.to(device)
     if quantization is not None:

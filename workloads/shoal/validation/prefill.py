@@ -242,7 +242,7 @@ def _one_row(
     parts, gaps, drawn = [], [], []
     for start in range(0, len(sampled), tile):
         here = slice(start, start + tile)
-        logits = logits_of(model, states[here]).float()
+        logits = logits_of(model, states[here])
         logprobs = torch.log_softmax(logits / row.temperature, dim=-1)
         kept = truncated(logprobs, truncation, doubt(model.dtype, row.temperature)) if truncation is not None else None
         parts.append(_distribution(logits, logprobs, chosen[here], row.temperature, eos, kept))

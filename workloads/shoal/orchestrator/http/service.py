@@ -275,7 +275,7 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[.
     async def lease(request: Request) -> Response:
         wanted = await gate.speaks_for(request, LeaseRequest)
         with metrics.counted(metrics.LEASES):
-            return json_answer(await call(handout.lease_for, state, wanted))
+            return json_answer(await call(handout.lease_for, state, wanted, surveys))
 
     @app.post("/v1/returns")
     async def lease_return(request: Request) -> Response:
@@ -380,6 +380,7 @@ def public_run(state: RunState) -> PublicRun:
         mixture=prepared.mixture,
         several_versions=config.several_versions,
         quantization=config.quantization,
+        logits=prepared.proof_profile.logits if prepared.proof_profile is not None else None,
         routes=prepared.routes,
         curriculum=config.tasks.curriculum is not None,
         packages=prepared.packages,

@@ -30,7 +30,7 @@ from shoal.orchestrator.work.records import SubmissionRecord
 from shoal.orchestrator.work.sealing import accepted_file, seal_if_full
 from shoal.orchestrator.work.standing import note_accepted, note_rejected
 from shoal.orchestrator.work.uploads import find_verdict
-from shoal.sampling.tails import too_many_left_out
+from shoal.sampling.tails import too_many
 from shoal.telemetry import get_logger
 
 EVICTED = "its node was evicted before this file was judged"
@@ -177,7 +177,7 @@ def _spent(state: RunState, verdict: Verdict) -> str:
     outliers = outliers_in_force(state.config.validation.thresholds, state.prepared.proof_profile)
     files = state.view.files_of.get(verdict.node, Files())
     rows, tokens = files.left_out + len(verdict.left_out), files.looked_at + verdict.looked_at
-    if outliers is not None and not too_many_left_out(rows, tokens, outliers):
+    if outliers is not None and not too_many(rows, outliers * tokens):
         return ""
     return f"{rows} rows of its node's files were left out of {tokens} tokens looked at; rounding explains {(outliers or 0.0) * tokens:.2g}"
 

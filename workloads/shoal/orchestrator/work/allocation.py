@@ -1,8 +1,9 @@
-"""Who works on which step: enough work is handed out to fill a step, little more. Pure.
+"""Who works on which step: enough work is handed out to fill a step, more only to whoever would have none. Pure.
 
 In: how many groups a step needs, has and awaits. Out: the step that a node should serve now, or None: wait. Called for `GET /v1/step` and
 `POST /v1/leases`. Workers are sent to the smallest step that still needs work; when what is pending will probably fill it, they work ahead on the
-next one that the newest version may feed: a worker that waits for validators is wasted (paper section 2.1, asynchrony).
+next one that the newest version may feed: a worker that waits for validators is wasted (paper section 2.1, asynchrony). When that is so of all such
+steps, they make sure of the smallest ones: what they do beyond the need may expire, but they would have done nothing (ADR 0144).
 """
 
 import math
@@ -10,9 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 OVERSHOOT = 1.25
-"""Expected groups with signal are planned to exceed the need by a quarter at most. They exceed it by one standard deviation of those still missing:
-where half carry signal, 2 of the 8 expected of 16, 11 of 256, and 4 once 224 of these are there. Whatever more was leased would expire. A step that
-falls short gets more."""
+"""A worker that would have nothing to do makes sure of a step: groups with signal may exceed its need by one standard deviation of those still
+missing. The most is a quarter. Where half carry signal: 2 of the 8 expected of 16, 11 of 256, and 4 once 224 of these are there."""
 PRIOR_RATE = 0.5
 """Share of groups with signal assumed before any were judged: the offline filter keeps problems of middling difficulty."""
 PRIOR_GROUPS = 8
@@ -40,17 +40,25 @@ def signal_rate(judged_groups: int, carrying_groups: int) -> float:
     return (carrying_groups + PRIOR_RATE * PRIOR_GROUPS) / (judged_groups + PRIOR_GROUPS)
 
 
-def planned_groups(needed: int, accepted: int = 0) -> float:
-    """Groups with signal that are planned for a step which needs this many. Only those that it does not have yet are uncertain."""
-    return needed + min((OVERSHOOT - 1) * needed, math.sqrt((needed - accepted) / 2))
+def planned_groups(needed: int, accepted: int, rate: float) -> float:
+    """Groups with signal that are planned at most for a step which needs this many, where this share carries signal.
+
+    Only the outcome of those that it does not have yet is uncertain: of m missing groups, m / rate are sampled, with a variance of m * (1 - rate).
+    """
+    return needed + min((OVERSHOOT - 1) * needed, math.sqrt(max(0, needed - accepted) * (1 - rate)))
+
+
+def is_short(load: StepLoad, rate: float) -> bool:
+    """Whether this step probably lacks groups when all that is under way has come."""
+    return load.accepted_groups + load.pending_groups * rate < load.needed_groups
 
 
 def has_room(load: StepLoad, rate: float) -> bool:
-    """Whether another file for this step is probably needed."""
+    """Whether another file for this step may be needed."""
     if load.accepted_groups >= load.needed_groups:
         return False
     expected = load.accepted_groups + load.pending_groups * rate
-    return expected < planned_groups(load.needed_groups, load.accepted_groups)
+    return is_short(load, rate) or expected < planned_groups(load.needed_groups, load.accepted_groups, rate)
 
 
 def newcomers_have_room(newcomers_groups: int, file_groups: int, planned_groups: float, good_groups: int) -> bool:
@@ -68,9 +76,12 @@ def is_stalled(load: StepLoad, cap: int) -> bool:
     return load.accepted_groups < load.needed_groups and load.judged_groups >= cap * load.needed_groups
 
 
-def step_to_serve(loads: Sequence[StepLoad], room: Callable[[StepLoad], bool]) -> int | None:
-    """The smallest step with room; None when all that may be worked on is under way."""
-    return next((load.step for load in sorted(loads, key=lambda load: load.step) if room(load)), None)
+def step_to_serve(
+    loads: Sequence[StepLoad], short: Callable[[StepLoad], bool], room: Callable[[StepLoad], bool]
+) -> int | None:
+    """The smallest step that is short, else the smallest with room; None when all that may be worked on is under way."""
+    by_step = sorted(loads, key=lambda load: load.step)
+    return next((load.step for fits in (short, room) for load in by_step if fits(load)), None)
 
 
 def may_serve(joined_number: int, revealed_number: int | None, others_joined: Sequence[int]) -> bool:

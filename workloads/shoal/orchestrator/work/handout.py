@@ -8,6 +8,7 @@ import math
 import secrets
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -54,13 +55,25 @@ class Survey:
     good: Mapping[str, int]
     rate: float
     under_way: UnderWay
+    held: Mapping[str, set[str]]
+    """Open leases of each node."""
+    left: frozenset[int]
+    """Work of which groups wait for anybody who finishes them."""
 
 
 def survey_of(state: RunState) -> Survey:
     """What there is now."""
-    good = good_nodes(state)
-    members = [record.node for record in state.nodes.all() if record.state in MEMBERS]
-    return Survey(members, good, signal_rate(state), under_way(state, good))
+    good, records, now = good_nodes(state), state.leases.all(), state.clock()
+    held: defaultdict[str, set[str]] = defaultdict(set)
+    for record in records:
+        if is_open(record, now):
+            held[record.lease.node].add(record.lease.lease)
+    left = parts.steps_with_rests(records, now)
+    return Survey(_members(state), good, signal_rate(state), under_way(state, good, records), held, left)
+
+
+def _members(state: RunState) -> list[str]:
+    return [record.node for record in state.nodes.all() if record.state in MEMBERS]
 
 
 class Surveys:
@@ -89,7 +102,7 @@ def may_serve(state: RunState, node: str, works: Sequence[W], survey: Survey | N
     own = joined.get(node)
     if own is None:
         return []
-    members = (survey or survey_of(state)).members
+    members = survey.members if survey is not None else _members(state)
     live = [joined[member] for member in members if member in joined]
     revealed = state.view.revealed
     return [work for work in works if allocation.may_serve(own, revealed.get(work.beacon_number), live)]
@@ -120,17 +133,22 @@ class Look:
             return False
         if self.is_trusted or not schedule.several_files:
             return True
-        planned = allocation.planned_groups(load.needed_groups) / self.rate
+        planned = allocation.planned_groups(load.needed_groups, 0, self.rate) / self.rate
         held, groups = self._under_way.newcomers[load.step], self._state.codec.shape.groups
         return allocation.newcomers_have_room(held, groups, planned, groups * sum(self.good.values()))
 
+    def is_short(self, load: allocation.StepLoad) -> bool:
+        """Whether this node may have a lease for this step, which probably lacks groups."""
+        return self._state.schedule.is_short(load, self.rate) and self.has_room(load)
+
     def step_to_serve(self, found: Sequence[allocation.StepLoad]) -> int | None:
-        """The smallest step with room. A newcomer, and where a step takes one file anybody, is first sent to one that is short of all leases."""
+        """The smallest step that is short, else the smallest with room. For a newcomer, and where a step takes one file for anybody, all leases
+        count first."""
         if not (self.is_good and self._state.schedule.several_files):
-            short = loads(self._state, [load.step for load in found], self._under_way.all)
-            if (step := allocation.step_to_serve(short, self.has_room)) is not None:
+            of_all = loads(self._state, [load.step for load in found], self._under_way.all)
+            if (step := allocation.step_to_serve(of_all, self.is_short, self.has_room)) is not None:
                 return step
-        return allocation.step_to_serve(found, self.has_room)
+        return allocation.step_to_serve(found, self.is_short, self.has_room)
 
     @property
     def training_needs_work(self) -> bool:
@@ -267,9 +285,13 @@ def _require_room(state: RunState, node: str, work: Work, look: Look) -> None:
                 )
 
 
-def lease_for(state: RunState, request: LeaseRequest) -> Lease:
-    """A lease for a step with room, in a run with a curriculum with its prompts; raises `Refusal` when the node should look again a little later."""
-    lease = _lease_for(state, request)
+def lease_for(state: RunState, request: LeaseRequest, surveys: Surveys | None = None) -> Lease:
+    """A lease for a step with room, in a run with a curriculum with its prompts; raises `Refusal` when the node should look again a little later.
+
+    Where many nodes ask together for a step that is full, what `surveys` show refuses them, without a lock. Nothing is given by it.
+    """
+    survey = surveys.newest() if surveys is not None else None
+    lease = _lease_for(state, request, survey)
     work = state.codec.decode(lease.step)
     if not isinstance(work, TrainingStep) or work.curriculum is None:
         return lease
@@ -277,11 +299,21 @@ def lease_for(state: RunState, request: LeaseRequest) -> Lease:
     return lease.model_copy(update={"prompts": drawn_prompts(state, work, node, submission)})
 
 
-def _lease_for(state: RunState, request: LeaseRequest) -> Lease:
-    state.nodes.require_member(request.node)
+def _asks_for_more(request: LeaseRequest, survey: Survey) -> bool:
+    """Whether a node's request can only be for a lease that is new. It may also be for one of which it never heard, or for the rest of another's."""
+    if request.held is None or not survey.held.get(request.node, set()) <= {*request.held}:
+        return False
+    is_trusted = not survey.good or request.node in survey.good
+    return not (request.parts and is_trusted and request.step in survey.left)
+
+
+def _lease_for(state: RunState, request: LeaseRequest, survey: Survey | None) -> Lease:
+    require_no_wait(state.nodes.require_member(request.node), state.clock())
     work = known(state, request.step)
-    if work is None or not _is_open(state, work) or not may_serve(state, request.node, [work]):
+    if work is None or not _is_open(state, work) or not may_serve(state, request.node, [work], survey):
         raise Refusal(ProblemCode.STEP_NOT_OPEN, f"step {request.step} is not open: GET /v1/step names the open step")
+    if survey is not None and _asks_for_more(request, survey) and not isinstance(work, EvaluationSlice):
+        _require_room(state, request.node, work, Look(state, request.node, survey))
     with state.lease_lock:
         now = state.clock()
         _end_overdue(state)

@@ -68,25 +68,24 @@ def loads(state: RunState, steps: Sequence[int], pending: Mapping[int, int] | No
 def pending_groups(state: RunState) -> Counter[int]:
     """Groups that are leased or wait for a verdict, by the number of their work."""
     pending: Counter[int] = Counter()
-    for part in _parts(state, state.clock()):
+    for part in _parts(state, state.leases.all(), state.clock()):
         pending[part.step] += part.groups
     return pending
 
 
-def under_way(state: RunState, good: Collection[str]) -> UnderWay:
-    """What comes of which nodes; `good` are those in good standing."""
+def under_way(state: RunState, good: Collection[str], records: Sequence[LeaseRecord] | None = None) -> UnderWay:
+    """What comes of which nodes; `good` are those in good standing. `records`: all leases, where they were read already."""
     now, found = state.clock(), UnderWay(Counter(), Counter())
     since = now - relied_on(state)
-    for part in _parts(state, now):
+    for part in _parts(state, state.leases.all() if records is None else records, now):
         if part.given_unix is None or part.given_unix > since:
             counter = found.good if part.node in good else found.newcomers
             counter[part.step] += part.groups
     return found
 
 
-def _parts(state: RunState, now: float) -> Iterator[_LoadPart]:
+def _parts(state: RunState, records: Sequence[LeaseRecord], now: float) -> Iterator[_LoadPart]:
     """Of a draw that has groups which a sized lease left and nobody has begun none counts: whoever is sent to the step then gets these."""
-    records = state.leases.all()
     left = {(each.lease.step, each.part.drawn_for) for each in unbegun(records) if each.part is not None}
     leases = [lease for lease in records if is_open(lease, now)]
     jobs = [job for job in state.queue.all() if not _is_unjudged(job)]

@@ -127,13 +127,26 @@ def _tried(record: LeaseRecord, by_name: Mapping[str, LeaseRecord]) -> Iterator[
         found = by_name.get(found.follows) if found.follows is not None else None
 
 
+def steps_with_rests(records: Collection[LeaseRecord], now_unix: float) -> frozenset[int]:
+    """Work with groups that nobody has begun, or that others left and somebody may still finish."""
+    by_name = {record.lease.lease: record for record in records}
+    in_parts = {record.lease.step for record in records if record.part is not None}
+    free = [record for step in in_parts for record in free_parts(records, step, now_unix)]
+    offered = [record for record in free if _continuing(list(_tried(record, by_name))) < MOST_CONTINUING]
+    return frozenset(record.lease.step for record in (*offered, *unbegun(records)))
+
+
+def _continuing(tried: Sequence[LeaseRecord]) -> int:
+    """How many of these leases for a part were to finish what another left."""
+    return sum(record.follows is not None and not record.sized for record in tried)
+
+
 def _is_offered(tried: Sequence[LeaseRecord], node: str) -> bool:
     """Whether a part for which these leases were is offered to this node."""
-    continuing = sum(record.follows is not None and not record.sized for record in tried)
     had = {record.lease.node for record in tried} | {
         record.part.node for record in tried if record.part is not None and not record.sized
     }
-    return continuing < MOST_CONTINUING and node not in had
+    return _continuing(tried) < MOST_CONTINUING and node not in had
 
 
 def continued(

@@ -51,8 +51,11 @@ class Schedule(Protocol):
     def several_files(self) -> bool:
         """Whether a step takes several files. Otherwise two nodes on one step do the same work twice."""
 
-    def has_room(self, load: allocation.StepLoad, rate: float) -> bool:
+    def is_short(self, load: allocation.StepLoad, rate: float) -> bool:
         """Whether another file for this step is probably needed."""
+
+    def has_room(self, load: allocation.StepLoad, rate: float) -> bool:
+        """Whether one may be given: it may be needed. Holds of every step that is short."""
 
     def stalled(self, load: allocation.StepLoad) -> bool:
         """Whether a step has had as many groups as it may and still lacks some that count: a person must decide."""
@@ -96,6 +99,9 @@ class TrainSchedule:
 
     def rate(self, judged_groups: int, counted_groups: int) -> float:
         return allocation.signal_rate(judged_groups, counted_groups)
+
+    def is_short(self, load: allocation.StepLoad, rate: float) -> bool:
+        return not self.stalled(load) and allocation.is_short(load, rate)
 
     def has_room(self, load: allocation.StepLoad, rate: float) -> bool:
         return not self.stalled(load) and allocation.has_room(load, rate)
@@ -149,9 +155,12 @@ class GenerateSchedule:
     def rate(self, judged_groups: int, counted_groups: int) -> float:
         return 1.0
 
+    def is_short(self, load: allocation.StepLoad, rate: float) -> bool:
+        return load.accepted_groups + load.pending_groups < load.needed_groups
+
     def has_room(self, load: allocation.StepLoad, rate: float) -> bool:
         # No overshoot: one file is all that a slice can use.
-        return load.accepted_groups + load.pending_groups < load.needed_groups
+        return self.is_short(load, rate)
 
     def stalled(self, load: allocation.StepLoad) -> bool:
         return False
@@ -194,6 +203,9 @@ class SupervisedSchedule:
 
     def rate(self, judged_groups: int, counted_groups: int) -> float:
         return 1.0
+
+    def is_short(self, load: allocation.StepLoad, rate: float) -> bool:
+        return False
 
     def has_room(self, load: allocation.StepLoad, rate: float) -> bool:
         return False
