@@ -1,13 +1,42 @@
-"""Bad minutes of a store: it answers 503 to everything for a time, then slowly for as long. What a process says and how it is meanwhile."""
+"""Bad minutes of a store: it answers 503 to everything for a time, then slowly for as long, or its folder is away. What a process says and how it
+is meanwhile."""
 
+import ctypes
 import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 
 from proxies import AilingProxy, Slow
+
+
+@contextmanager
+def store_away(folder: Path) -> Iterator[None]:
+    """The folder of a store is away: a file has its name.
+
+    Both change places in one step. After a rename alone, a put that is under way makes the folder again, and the real one cannot come back.
+    """
+    other = folder.with_name(f"{folder.name}-away")
+    other.touch()
+    _exchange(folder, other)
+    try:
+        yield
+    finally:
+        _exchange(folder, other)
+    other.unlink()
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Swap what two paths name: renameat2(2) with RENAME_EXCHANGE."""
+    here, both = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if ctypes.CDLL(None, use_errno=True).renameat2(here, os.fsencode(one), here, os.fsencode(other), both) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot exchange {one} and {other}: {os.strerror(number)}")
 
 
 @dataclass(frozen=True)

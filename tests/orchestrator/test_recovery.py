@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from fragile_store import FragileStore, KilledError
 
+from bad_minutes import store_away
 from ledger_samples import altered, fact
 from protocol_stack import NEEDED, Node, Stack, ledger, post, verdict_on
 from run_states import Orchestrator
@@ -149,16 +150,16 @@ def test_the_store_away_for_some_seconds_only_costs_time(new_stack: Callable[...
     node = Node(stack).join()
     stack.announce(0)
     lease = node.lease(0)
-    (stack.folder / "store").rename(stack.folder / "away")
     with ThreadPoolExecutor(1) as worker:
-        handed_in = worker.submit(
-            lambda: (post(node.grant(lease, b"rollouts"), b"rollouts"), node.confirm(lease, b"rollouts"))
-        )
-        wait_until(
-            "the orchestrator to notice", lambda: b"store away" in (stack.folder / "orchestrator" / "log").read_bytes()
-        )
-        assert stack.progress().files_pending == 0, "what needs no store is answered meanwhile"
-        (stack.folder / "away").rename(stack.folder / "store")
+        with store_away(stack.folder / "store"):
+            handed_in = worker.submit(
+                lambda: (post(node.grant(lease, b"rollouts"), b"rollouts"), node.confirm(lease, b"rollouts"))
+            )
+            wait_until(
+                "the orchestrator to notice",
+                lambda: b"store away" in (stack.folder / "orchestrator" / "log").read_bytes(),
+            )
+            assert stack.progress().files_pending == 0, "what needs no store is answered meanwhile"
         uploaded, receipt = handed_in.result(timeout=40)
     assert (uploaded.status_code, receipt.status) == (204, "queued")
     assert stack.progress().files_pending == 1

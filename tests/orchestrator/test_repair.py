@@ -13,6 +13,7 @@ from fragile_store import FragileRedis, FragileStore
 from redis import RedisError
 from test_recovery import check_books, finish, submit_and_settle
 
+from bad_minutes import store_away
 from protocol_stack import sha, verdict_on
 from run_states import Orchestrator
 from servers import Redis, wait_until
@@ -215,12 +216,9 @@ def test_what_cannot_be_repaired_yet_stays_in_doubt(tmp_path: Path, redis_server
     with pytest.raises(RedisError):
         run.lease(broken.node)
     broken.is_whole()
-    store, away = run.folder / "store", run.folder / "away"
-    store.rename(away)
     for _ in range(2):
-        with pytest.raises(StoreUnavailable):
+        with store_away(run.folder / "store"), pytest.raises(StoreUnavailable):
             recovery.repair(run.state)
-    away.rename(store)
     assert {each.lease.node for each in run.state.leases.all()} != {broken.node}
     recovery.repair(run.state)
     assert [each.status for each in run.state.leases.all() if each.lease.node == broken.node] == ["open"]
@@ -273,8 +271,7 @@ def test_a_verdict_on_a_file_that_nobody_knows_leaves_nothing_in_doubt(tmp_path:
     run = broken.run
     run.hand_in(broken.node)
     invented = telling(run.claimed()).model_copy(update={"step": 77, "sha256": "b" * 64})
-    (run.folder / "store").rename(run.folder / "away")
-    with pytest.raises(StoreUnavailable):
+    with store_away(run.folder / "store"), pytest.raises(StoreUnavailable):
         run.judge(invented)
     assert run.state.doubts.taken() == []
 

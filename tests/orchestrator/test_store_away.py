@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bad_minutes import store_away
 from run_states import Orchestrator
 from servers import Redis
 from shoal.orchestrator.background import catch_up
@@ -17,13 +18,11 @@ def test_since_when_the_store_is_away_is_told_until_it_is_back(tmp_path: Path, r
     catch_up(run.state)
     assert b"store_away_since" not in run_progress(run.state).to_json()
     began = run.clock.now
-    store, away = run.folder / "store", run.folder / "away"
-    store.rename(away)
-    for _ in range(2):
-        with pytest.raises(StoreUnavailable):
-            catch_up(run.state)
-        run.clock.now += 60.0
-    assert run_progress(run.state).store_away_since == began
-    away.rename(store)
+    with store_away(run.folder / "store"):
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                catch_up(run.state)
+            run.clock.now += 60.0
+        assert run_progress(run.state).store_away_since == began
     catch_up(run.state)
     assert run_progress(run.state).store_away_since is None

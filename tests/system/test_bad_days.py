@@ -10,6 +10,7 @@ import pytest
 from invariants import assert_nothing_lost_or_counted_twice
 from local_system import LocalSystem
 
+from bad_minutes import store_away
 from shoal.contracts import keys
 from shoal.contracts.run import Prepared
 from shoal.contracts.signed import Signed
@@ -89,12 +90,8 @@ def test_the_orchestrator_and_redis_killed_lose_nothing(system: LocalSystem) -> 
 
 
 def test_a_store_that_is_away_for_20_seconds_is_waited_for(system: LocalSystem) -> None:
-    away = system.store_folder.with_name("away")
-    system.store_folder.rename(away)
-    try:
+    with store_away(system.store_folder):
         time.sleep(20)
-    finally:
-        away.rename(system.store_folder)
     system.until("the orchestrator answers", lambda: system.progress())
     system.advance()
     assert_nothing_lost_or_counted_twice(system)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tiny_run import Home, Orchestrator, config, fill_step, kill_all, make_store, make_trainer, write_base
 
+from bad_minutes import store_away
 from changed_keys import RunKeys
 from samples import ROLE_KEYS, RUN, RUN_KEY
 from servers import Loopback
@@ -195,10 +196,9 @@ def test_a_missing_batch_is_waited_for_and_so_is_a_store_that_went_away(
     thread = threading.Thread(target=running.run)
     thread.start()
     deadline("step 0 to be trained", lambda: running.version == 1, seconds=60)
-    root.rename(tmp_path / "away")
-    orchestrator.told.clear()
-    assert thread.is_alive()
-    (tmp_path / "away").rename(root)
+    with store_away(root):
+        orchestrator.told.clear()
+        assert thread.is_alive()
     fill_step(store, 1)
     fill_step(store, 2)
     thread.join(timeout=60)
