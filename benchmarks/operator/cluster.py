@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,12 +81,11 @@ class Bench:
         self.operators: list[OperatorProcess] = []
         self.plane.controllers.stop()
 
-    def operator(self, name: str) -> OperatorProcess:
-        """Start a replica of the operator."""
+    def operator(self, name: str, namespaces: Sequence[str] = ()) -> OperatorProcess:
+        """Start a replica of the operator, for all namespaces where none is named."""
+        scope = [argument for each in namespaces for argument in ("--namespace", each)] or ["--all-namespaces"]
         kubeconfig = self.plane.account_kubeconfig(self.kube, OPERATOR_NAMESPACE, ACCOUNT)
-        process = OperatorProcess(
-            name, kubeconfig, ["--all-namespaces"], self.folder / name, self.loopback, self.services
-        )
+        process = OperatorProcess(name, kubeconfig, scope, self.folder / name, self.loopback, self.services)
         self.operators.append(process)
         process.start()
         return process
