@@ -28,8 +28,20 @@ from typing import Any, cast
 TRAINER = ("shoal.training.loop",)
 VALIDATOR = ("shoal.validation.service",)
 WORKER = ("worker_imports",)
+PROGRAMS: Mapping[str, tuple[str, ...]] = {
+    "shoal.training": TRAINER,
+    "shoal.validation": VALIDATOR,
+    "shoal.inference": WORKER,
+    "shoal.orchestrator": ("shoal.orchestrator.http.service",),
+    "shoal.discovery": ("shoal.discovery.discovery",),
+    "shoal.agent": ("shoal.agent.agent",),
+    "shoal.broadcast.fetch": ("shoal.broadcast.transfer", "shoal.broadcast.weights_folder", "shoal.transport.restarts"),
+    "shoal.broadcast.relay": ("shoal.broadcast.relay_target", "shoal.broadcast.transfer", "shoal.broadcast.traffic"),
+    "shoal.broadcast.origin": ("shoal.broadcast.publishing", "shoal.broadcast.bases", "shoal.broadcast.gate"),
+}
+"""What programs of a run import by themselves, and nothing else: a metric belongs to the program that imports its module."""
 IMPORT_SECONDS, STOP_SECONDS = 300.0, 10.0
-OF_A_PROCESS = ("SHOAL_", "PYTEST_", "PYTHONPATH", "HOME", "no_proxy")
+OF_A_PROCESS = ("SHOAL_", "PYTEST_", "PYTHONPATH", "HOME", "TMPDIR", "no_proxy")
 """Beginnings of variables that processes forked from one importer may have as they like: nothing reads them as it is imported."""
 PR_SET_PDEATHSIG = 1
 MOST_BYTES = 1 << 17  # of a request: an environment and a program
@@ -158,6 +170,11 @@ def start_python(
     return ForkedProcess(pid, [sys.executable, *arguments], read)
 
 
+def imports_of(command: Sequence[str]) -> tuple[str, ...]:
+    """What a command of a program of ours (`python -m PROGRAM ...`) may be forked behind; empty for any other."""
+    return PROGRAMS.get(command[2], ()) if list(command[:2]) == [sys.executable, "-m"] else ()
+
+
 def run_python(
     arguments: Sequence[str],
     imported: tuple[str, ...],
@@ -235,6 +252,7 @@ def begin(request: dict[str, Any], files: Sequence[int], added: Mapping[str, str
     os.environ.update(request["environment"] | added)
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = list(dict.fromkeys([*filter(None, given), *sys.path]))
+    tempfile.tempdir = None  # TMPDIR is its own
     if "torch" in sys.modules:
         torch: Any = sys.modules["torch"]
         torch.set_num_threads(torch.get_num_threads())  # a fork leaves the pool of threads to be made anew

@@ -14,13 +14,15 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypedDict, TypeVar
 
 import pytest
 from minio import Minio as MinioClient
+
+from forked_python import ForkedProcess, imports_of, start_python
 
 Value = TypeVar("Value")
 
@@ -132,6 +134,23 @@ def structured_lines(text: str, **fields: object) -> list[dict[str, Any]]:
     return lines
 
 
+def started(
+    command: Sequence[str], *, env: Mapping[str, str], log: IO[bytes], cwd: Path | None = None
+) -> subprocess.Popen[bytes] | ForkedProcess:
+    """A process in a session of its own. A test run that is killed takes it along. A program of ours is forked behind its imports."""
+    if imported := imports_of(command):
+        return start_python(command[1:], imported, env=env, stdout=log.fileno(), cwd=cwd, start_new_session=True)
+    return subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", "--", *command],
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+
+
 @dataclass
 class Server:
     """One process with one port: start, pause, kill and start again, as often as a test likes. The log lies in `folder/log`."""
@@ -141,21 +160,13 @@ class Server:
     port: int
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     def start(self) -> None:
         """Start and wait until the port answers; fails with the end of the log."""
+        env = {"PATH": os.environ["PATH"], "HOME": str(self.folder), **self.environment}
         with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                # A test run that is killed takes its servers with it.
-                ["setpriv", "--pdeathsig", "KILL", "--", *self.command],
-                cwd=self.folder,
-                env={"PATH": os.environ["PATH"], "HOME": str(self.folder), **self.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            self.process = started(self.command, env=env, log=log, cwd=self.folder)
         wait_until(f"{Path(self.command[0]).name} on {self.address}:{self.port}", self._is_up, START_SECONDS)
 
     def _is_up(self) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import forked_python
-from forked_python import Importer, run_python, start_python
+from forked_python import PROGRAMS, Importer, run_python, start_python
 
 SAYS = """
 import json, os, sys, threading, atexit
@@ -92,3 +92,12 @@ def test_what_was_forked_ends_with_its_importer(tmp_path: Path) -> None:
 def test_an_importer_that_cannot_import_says_why() -> None:
     with pytest.raises(RuntimeError, match="No module named 'nowhere'"):
         run_python(["-c", ""], ("nowhere",), env={"PATH": os.environ["PATH"]}, timeout=60)
+
+
+@pytest.mark.parametrize("program", sorted(set(PROGRAMS) - {"shoal.training", "shoal.validation", "shoal.inference"}))
+def test_what_a_program_is_forked_behind_is_what_it_imports_by_itself(program: str) -> None:
+    """Another module would bring its metrics along. The three others import what they need once they have read their configuration."""
+    main = program if program.startswith("shoal.broadcast.") else f"{program}.__main__"
+    asks = f"import sys, {main}; print(*(name for name in {PROGRAMS[program]!r} if name not in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == []

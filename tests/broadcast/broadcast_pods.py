@@ -11,7 +11,8 @@ import httpx
 from broadcast_peers import AgentSocket, Announcements, OddRelay
 from broadcast_run import RUN, Keys, checkpoint, put_outbox
 
-from servers import PLAIN, ROOT, Loopback, answers, wait_until
+from forked_python import ForkedProcess
+from servers import PLAIN, ROOT, Loopback, answers, started, wait_until
 from shoal.broadcast.nginx import NGINX_PORT
 from shoal.contracts import keys
 from shoal.contracts.relays import RelayConfig
@@ -31,7 +32,7 @@ class Pod:
             (home / name).mkdir(parents=True, exist_ok=True)
         self.environment: dict[str, str] = {}
         """More of it for the processes that are started from now on."""
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, subprocess.Popen[bytes] | ForkedProcess] = {}
 
     @property
     def url(self) -> str:
@@ -55,8 +56,8 @@ class Pod:
     def start_python(self, name: str, *arguments: str) -> None:
         """The same with arguments of Python's own, such as `-c`."""
         with (self.home / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, *arguments],
+            self._processes[name] = started(
+                [sys.executable, *arguments],
                 env={
                     "PATH": os.environ["PATH"],
                     "PYTHONPATH": f"{ROOT / 'workloads'}",
@@ -67,10 +68,7 @@ class Pod:
                     "http_proxy": "http://127.0.0.1:9",  # nobody listens: who heeds it, fails
                 }
                 | self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                log=log,
             )
 
     def start_nginx(self, role: str) -> None:

@@ -9,16 +9,18 @@ import copy
 import os
 import shutil
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 import pytest
 import yaml
 
+from forked_python import imports_of, start_python
 from ledger_samples import flat
 from shoal.contracts import keys
 from shoal.contracts.protocol import RunProgress
@@ -36,6 +38,7 @@ from shoal.storage.store import open_folder
 from shoal_operator.api import TrainingRun
 from shoal_operator.children.names import held_secret
 from shoal_operator.local.pods import PodView
+from shoal_operator.local.processes import ProcessTable
 from shoal_operator.local.run import LocalRun
 
 Value = TypeVar("Value")
@@ -66,6 +69,21 @@ STEP_SECONDS = 300.0
 seconds when nothing is wrong."""
 
 
+class ForkedTable(ProcessTable):
+    """Processes that are forked where their imports end: a worker's take 25 s of a slow core, and each part starts many times."""
+
+    def _begin(
+        self, command: Sequence[str], environment: Mapping[str, str], cwd: Path, output: BinaryIO
+    ) -> subprocess.Popen[bytes]:
+        imported = imports_of(command)
+        if not imported:
+            return super()._begin(command, environment, cwd, output)
+        forked = start_python(
+            command[1:], imported, env=environment, stdout=output.fileno(), cwd=cwd, start_new_session=True
+        )
+        return cast("subprocess.Popen[bytes]", forked)
+
+
 class LocalSystem:
     """One running TrainingRun."""
 
@@ -73,7 +91,7 @@ class LocalSystem:
         self, manifest: Path, runs_dir: Path, secrets: tuple[str, ...] = (), store: Store | None = None
     ) -> None:
         """`store`: where the manifest puts the run's objects; None where that is a folder of the run."""
-        self.local = LocalRun(manifest, runs_dir, secrets)
+        self.local = LocalRun(manifest, runs_dir, secrets, ForkedTable)
         self._store = store
         self.run = self.local.name
         self.folder = self.local.run_dir

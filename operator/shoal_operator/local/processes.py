@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 POLL_SECONDS = 0.05
 
@@ -48,16 +49,7 @@ class ProcessTable:
         """Start a process that writes to `log` (appended); raises OSError when it cannot be started."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
-            process = subprocess.Popen(
-                list(command),
-                env=dict(environment),
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                close_fds=True,
-            )
+            process = self._begin(command, environment, cwd, output)
         ticks = start_ticks(process.pid)
         try:
             if ticks is not None:
@@ -67,6 +59,20 @@ class ProcessTable:
             process.wait()
             raise
         return process
+
+    def _begin(
+        self, command: Sequence[str], environment: Mapping[str, str], cwd: Path, output: BinaryIO
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            close_fds=True,
+        )
 
     def forget(self, pid: int) -> None:
         (self._folder / f"{pid}.json").unlink(missing_ok=True)

@@ -6,7 +6,7 @@ store among them), logs and addresses in it outlive the processes, so the same m
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,17 @@ LEFT_OVER_GRACE_SECONDS = 5.0
 class LocalRun:
     """One run. Every method is called from one thread."""
 
-    def __init__(self, manifest_path: Path, runs_dir: Path, secrets: Sequence[str] = ()) -> None:
-        """Read and check the manifest (`ManifestError`) and the Secrets that it refers to (`read_secret`, ValueError). Starts nothing."""
+    def __init__(
+        self,
+        manifest_path: Path,
+        runs_dir: Path,
+        secrets: Sequence[str] = (),
+        processes: Callable[[Path], ProcessTable] = ProcessTable,
+    ) -> None:
+        """Read and check the manifest (`ManifestError`) and the Secrets that it refers to (`read_secret`, ValueError). Starts nothing.
+
+        `processes` makes the table of the run's processes from its folder.
+        """
         found = load_manifest(manifest_path.read_text(), str(manifest_path))
         runs = [each for each in found if isinstance(each, TrainingRun)]
         if len(runs) != 1 or len(found) != 1:
@@ -51,6 +60,7 @@ class LocalRun:
         if mistakes := [*beyond_one_machine(runs[0], source), *changes(self._wanted, self.run_dir, source)]:
             raise ManifestError(mistakes)
         self._secrets = [read_secret(given) for given in secrets]
+        self._processes = processes
         self.name = self._wanted.metadata.name
         self.steps = self._wanted.spec.steps or 0  # 0 in mode Generate, where the task table says it
         generated = self._wanted.spec.model.generated
@@ -67,7 +77,7 @@ class LocalRun:
         clean_up(self.run_dir)
         self._subnet = lock_subnet()
         self._guardian = Guardian(self.run_dir / "processes", LEFT_OVER_GRACE_SECONDS)
-        self._cluster = LocalCluster(self.run_dir, self._subnet, ProcessTable(self.run_dir / "processes"))
+        self._cluster = LocalCluster(self.run_dir, self._subnet, self._processes(self.run_dir / "processes"))
         self._forget_failed_jobs()
         self._forget_progress_time()
         for secret in self._secrets:
