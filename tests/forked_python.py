@@ -171,8 +171,10 @@ def start_python(
 
 
 def imports_of(command: Sequence[str]) -> tuple[str, ...]:
-    """What a command of a program of ours (`python -m PROGRAM ...`) may be forked behind; empty for any other."""
-    return PROGRAMS.get(command[2], ()) if list(command[:2]) == [sys.executable, "-m"] else ()
+    """What a command of a program of ours (`python -m PROGRAM ...`) may be forked behind; empty for any other. Outside a test run nothing is forked:
+    a benchmark with the same servers measures what a user starts."""
+    ours = "PYTEST_VERSION" in os.environ and list(command[:2]) == [sys.executable, "-m"]
+    return PROGRAMS.get(command[2], ()) if ours else ()
 
 
 def run_python(

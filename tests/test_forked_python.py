@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import forked_python
-from forked_python import PROGRAMS, Importer, run_python, start_python
+from forked_python import PROGRAMS, Importer, imports_of, run_python, start_python
 
 SAYS = """
 import json, os, sys, threading, atexit
@@ -101,3 +101,11 @@ def test_what_a_program_is_forked_behind_is_what_it_imports_by_itself(program: s
     asks = f"import sys, {main}; print(*(name for name in {PROGRAMS[program]!r} if name not in sys.modules))"
     done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.split() == []
+
+
+def test_programs_of_benchmarks_are_started_as_a_user_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-m", "shoal.orchestrator"]
+    assert imports_of(command) == PROGRAMS["shoal.orchestrator"]
+    assert imports_of([sys.executable, "-c", "shoal.orchestrator"]) == imports_of(["redis-server"]) == ()
+    monkeypatch.delenv("PYTEST_VERSION")
+    assert imports_of(command) == ()

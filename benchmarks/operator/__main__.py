@@ -97,8 +97,8 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE", help="where the JSON goes")
     given = parser.parse_args()
-    if given.operators < 1:
-        parser.error(f"--operators must be at least 1; got {given.operators}")
+    if given.operators < 1 or (given.operators > 1 and not given.runs):
+        parser.error(f"--operators must be at least 1, and more than 1 needs --runs; got {given.operators}")
     if given.runs and given.runs < (least := TENANTS * given.operators):
         parser.error(f"--runs must be at least {least}, so that each tenant has a run; got {given.runs}")
     loopback = Loopback()
