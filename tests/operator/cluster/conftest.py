@@ -134,6 +134,7 @@ def _starter(
     finally:
         for process in started:
             process.stop()
+            print(f"operator {process.name} wrote last:\n{process.log[-3000:]}")  # shown where the test failed
 
 
 @pytest.fixture(scope="module")

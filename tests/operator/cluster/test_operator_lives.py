@@ -164,12 +164,11 @@ def test_a_leader_that_cannot_renew_stops_leading(
 def test_watches_that_are_cut_again_and_again_lose_nothing(
     story: Story, proxy: FaultProxy, start_operator: StartOperator
 ) -> None:
-    start_operator(server=proxy.url)
+    operator = start_operator(server=proxy.url, lease_seconds=PATIENT)
     story.running()
     for number in itertools.islice(itertools.cycle((2, 3, 1)), 6):
         proxy.cut()
-        story.edit(validator={"replicas": number})
-        story.wait_field("Deployment", "sums-validator", "spec.replicas", number)
+        survived(story, operator, number)
 
 
 def test_a_crd_that_is_deleted_ends_nothing_and_is_served_again_when_it_is_back(
