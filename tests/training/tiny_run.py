@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -289,10 +290,13 @@ class Home:
 
 
 def kill_all(process: ForkedProcess) -> None:
-    """kill -9 for the process and its children."""
-    with contextlib.suppress(ProcessLookupError):
+    """kill -9 for the process and its children, whose port the next process takes. torchrun's have sessions of their own and die with it."""
+    children: list[psutil.Process] = []
+    with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+        children = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=10)
+    psutil.wait_procs(children, timeout=10)
 
 
 class Orchestrator:
