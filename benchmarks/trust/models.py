@@ -34,12 +34,8 @@ class Made:
 
 def make_models(config: RunConfig, home: Path) -> Made:
     """A minute on one core."""
-    environment = environments.load(config.tasks.judged_by)
-    assert isinstance(environment, Arithmetic)
-    assert config.model.generated is not None
-    targets = list(config.length_reward.targets) if config.length_reward is not None else [None]
-    length, base = config.recipe.max_sequence_length, home / "base"
-    make_model(base, environment, targets, config.model.generated, length, config.seed, lambda *_: None)
+    base, targets = home / "base", targets_of(config)
+    make_base(config, base)
     calibrate(config, base)
     rates = weight_sets.FIRST_STEP_RATES
     return Made(
@@ -47,6 +43,20 @@ def make_models(config: RunConfig, home: Path) -> Made:
         weight_sets.train(base, home / "current", rates, targets, seed=1),
         weight_sets.train(base, home / "stepped", weight_sets.FULL_STEP_RATES, targets, seed=1),
     )
+
+
+def targets_of(config: RunConfig) -> list[int | None]:
+    """The target lengths that are asked for."""
+    return list(config.length_reward.targets) if config.length_reward is not None else [None]
+
+
+def make_base(config: RunConfig, folder: Path) -> None:
+    """Write the checkpoint that prepare makes, without a proof profile."""
+    environment = environments.load(config.tasks.judged_by)
+    assert isinstance(environment, Arithmetic)
+    assert config.model.generated is not None
+    length, targets = config.recipe.max_sequence_length, targets_of(config)
+    make_model(folder, environment, targets, config.model.generated, length, config.seed, lambda *_: None)
 
 
 def calibrate(config: RunConfig, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """A running service with the demo's settings, and contenders who join it, ask for work and hand in files as nodes do.
 
-Redis, discovery, orchestrator and two validators are the real processes over a folder store; the base model is made by the real prepare,
+Redis, discovery, orchestrator and two validators are the real processes over a folder store; the real prepare brings the demo's base model,
 versions are published by the publisher's code, completions come from a real vLLM. What differs between contenders is in `cheats`.
 """
 
@@ -22,6 +22,7 @@ from protocol_stack import RUN, SECRET, Node, Stack, environment, ledger, post, 
 from servers import ROOT, Server, wait_until
 from shoal import environments
 from shoal.contracts import keys
+from shoal.contracts.model_source import ModelSource
 from shoal.contracts.pools import PoolTerms, membership_proof, pool_ticket
 from shoal.contracts.protocol import (
     Hardware,
@@ -42,6 +43,7 @@ from shoal.inference.completions import Completion, Request
 from shoal.inference.rollouts import PlannedRow
 from shoal.storage.store import NotFound
 from shoal.transport import Refused
+from warm_model import warm_model
 
 PREPARE_SECONDS = 400.0
 VERDICT_SECONDS = 300.0
@@ -59,10 +61,11 @@ POOLS = [
 
 
 def demo_fields() -> dict[str, object]:
-    """The demo's `RunConfig` but for who and where: those are the test's own."""
+    """The demo's `RunConfig`, with its model brought, but for who and where: those are the test's own."""
     demo = paper_config()
     own = {"run", "addresses", "roster", "run_key", "pools"}
-    return {name: getattr(demo, name) for name in RunConfig.model_fields if name not in own}
+    fields = {name: getattr(demo, name) for name in RunConfig.model_fields if name not in own}
+    return fields | {"model": ModelSource(path=str(warm_model()))}
 
 
 @dataclass
@@ -172,7 +175,7 @@ class Arena(Stack):
         return home
 
     def prepare(self) -> None:
-        """Make the base model and the task table, as the Job does."""
+        """Bring the base model and make the task table, as the Job does."""
         home = self._home("prepare", "validator")
         with (home / "log").open("wb") as log:
             subprocess.run(

@@ -5,16 +5,19 @@ from collections.abc import Iterator
 import pytest
 from local_system import EXAMPLE, SMALL, TWO_SOURCES, LocalSystem, write_manifest
 
+from warm_model import warm_model
+
 
 @pytest.fixture(scope="session")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSystem]:
     """The running system, past its first version. It trains on a mixture."""
     folder = tmp_path_factory.mktemp("system")
-    manifest = write_manifest(EXAMPLE, folder / "run.yaml", name="bad-days", tasks=TWO_SOURCES, **SMALL)
+    model = {"generated": None, "path": str(warm_model())}
+    manifest = write_manifest(EXAMPLE, folder / "run.yaml", name="bad-days", model=model, tasks=TWO_SOURCES, **SMALL)
     running = LocalSystem(manifest, folder / "runs")
     running.start()
     try:
-        running.until("the base model is prepared and announced", lambda: running.latest_version() >= 0, 600)
+        running.until("the base model is announced", lambda: running.latest_version() >= 0, 600)
         running.until("the first step is trained", lambda: running.latest_version() >= 1, 600)
         yield running
     finally:
