@@ -3,17 +3,15 @@
 from collections.abc import Iterator
 
 import pytest
-from local_system import EXAMPLE, SMALL, TWO_SOURCES, LocalSystem, write_manifest
-
-from warm_model import warm_model
+from local_system import EXAMPLE, SMALL, TWO_SOURCES, LocalSystem, brought_model, write_manifest
 
 
 @pytest.fixture(scope="session")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSystem]:
     """The running system, past its first version. It trains on a mixture."""
     folder = tmp_path_factory.mktemp("system")
-    model = {"generated": None, "path": str(warm_model())}
-    manifest = write_manifest(EXAMPLE, folder / "run.yaml", name="bad-days", model=model, tasks=TWO_SOURCES, **SMALL)
+    changes = SMALL | {"model": brought_model(), "tasks": TWO_SOURCES}
+    manifest = write_manifest(EXAMPLE, folder / "run.yaml", name="bad-days", **changes)
     running = LocalSystem(manifest, folder / "runs")
     running.start()
     try:

@@ -40,6 +40,7 @@ from shoal_operator.children.names import held_secret
 from shoal_operator.local.pods import PodView
 from shoal_operator.local.processes import ProcessTable
 from shoal_operator.local.run import LocalRun
+from warm_model import warm_model
 
 Value = TypeVar("Value")
 
@@ -270,6 +271,11 @@ class LocalSystem:
         except BaseException as error:
             self._error = error
             raise
+
+
+def brought_model() -> dict[str, Any]:
+    """For `model` of the example's manifest: the model that it would make, brought as a folder."""
+    return {"generated": None, "path": str(warm_model())}
 
 
 def write_manifest(source: Path, target: Path, **changes: Any) -> Path:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from local_system import EXAMPLE, SMALL, LocalSystem, write_manifest
+from local_system import EXAMPLE, SMALL, LocalSystem, brought_model, write_manifest
 
 from servers import Minio
 from shoal.contracts import keys
@@ -26,7 +26,7 @@ def test_a_second_run_on_minio_beside_the_first_collides_with_nothing_and_resume
     endpoint = f"http://{minio_server.address}:{minio_server.port}"
     spec = S3Storage(endpoint=endpoint, bucket=minio_server.bucket, credentials_secret="minio-credentials")
     storage = {"prefix": "shoal", "s3": spec.model_dump(by_alias=True, exclude_none=True)}
-    changes = SMALL | ONE_OF_EACH | {"storage": storage}
+    changes = SMALL | ONE_OF_EACH | {"storage": storage, "model": brought_model()}
     manifest = write_manifest(EXAMPLE, tmp_path / "run.yaml", name="on-minio", **changes)
     secret = tmp_path / "secret.yaml"
     secret.write_text(
