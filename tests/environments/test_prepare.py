@@ -158,6 +158,21 @@ def test_a_run_that_is_prepared_is_left_as_it_is(store: Store, tmp_path: Path, c
     assert [(info.key, info.modified_unix) for info in store.list("models/") + store.list("tasks/")] == before
 
 
+def test_a_store_with_an_earlier_run_of_this_name_on_another_model_is_refused(
+    store: Store, tmp_path: Path, checkpoint: Path
+) -> None:
+    """A run that was deleted and made again: its workers would name the new model in files for the old one, and be evicted."""
+    given = mounted(checkpoint)
+    first = prepare(given, store, tmp_path / "scratch")
+    with pytest.raises(
+        CannotPrepare,
+        match=r"earlier run of this name, with the model arithmetic-tiny, not run/other: .*another metadata\.name",
+    ) as refusal:
+        prepare(given.model_copy(update={"model_id": "run/other"}), store, tmp_path / "scratch")
+    assert not refusal.value.passing
+    assert Prepared.from_json(store.get(keys.PREPARED)) == first
+
+
 def test_what_a_stopped_try_left_of_another_model_goes(store: Store, tmp_path: Path, checkpoint: Path) -> None:
     store.put(keys.BASE_MODEL + "model-00001-of-00002.safetensors", b"half")
     prepare(mounted(checkpoint), store, tmp_path / "scratch")

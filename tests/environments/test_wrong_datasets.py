@@ -230,7 +230,7 @@ def test_a_run_that_is_prepared_needs_no_gpu(tmp_path: Path) -> None:
     code, last = ended(tmp_path, found, SHOAL_GPUS="1", SHOAL_VARIANT="cpu")
     assert (code, last["event"]) == (2, "the GPUs that this part was promised cannot be used")
     store = open_folder(tmp_path / "store", f"{found.storage.prefix}/{found.run}")
-    store.put(keys.PREPARED, PREPARED_CHAT.to_json())
+    store.put(keys.PREPARED, PREPARED_CHAT.model_copy(update={"model_id": found.model_id}).to_json())
     code, last = ended(tmp_path, found, SHOAL_GPUS="1", SHOAL_VARIANT="cpu")
     assert (code, last["event"]) == (0, "already prepared; nothing to do")
 

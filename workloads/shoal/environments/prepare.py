@@ -40,6 +40,7 @@ from shoal.environments.run_checks import (
     check_count,
     check_credit,
     check_machine,
+    check_same_model,
     check_several_versions,
     check_slices,
     check_vine,
@@ -68,8 +69,10 @@ def prepare(config: RunConfig, store: Store, scratch: Path) -> Prepared:
     """Put base model and tasks into the store unless they are there; `scratch` is a folder that is emptied."""
     log = telemetry.get_logger()
     if store.exists(keys.PREPARED):
+        prepared = Prepared.from_json(store.get(keys.PREPARED))
+        check_same_model(config, prepared)
         log.info("already prepared; nothing to do")
-        return Prepared.from_json(store.get(keys.PREPARED))
+        return prepared
     config, commits = _pinned(config)
     try:
         brought = packages.prepared(config, store, scratch / "packages")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from shoal import environments
 from shoal.contracts.evaluation import MOST_SLICES, BenchmarkTerms
-from shoal.contracts.run import RunConfig
+from shoal.contracts.run import Prepared, RunConfig
 from shoal.contracts.tasks import Task
 from shoal.environments.episodes import WithTools, has_tools
 from shoal.environments.results import is_repeatable, judge_of
@@ -19,6 +19,15 @@ from shoal.sampling.mixture import most_of_a_file
 
 class CannotPrepare(MayPass):
     """The run's model or tasks are not available; the message says which field of the manifest to change."""
+
+
+def check_same_model(config: RunConfig, prepared: Prepared) -> None:
+    """Raises CannotPrepare where an earlier run of this name left another model in the store: every file would be rejected, and its node evicted."""
+    if prepared.model_id != config.model_id:
+        raise CannotPrepare(
+            f"spec.model: {config.storage.prefix}/{config.run} in the store is of an earlier run of this name, with the model {prepared.model_id},"
+            f" not {config.model_id}: give this run another metadata.name or spec.storage.prefix, or delete what is there"
+        )
 
 
 def check_count(config: RunConfig, sources: list[RunSource], tasks: list[list[Task]]) -> None:
