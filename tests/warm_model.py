@@ -15,6 +15,8 @@ from forked_python import TRAINER, run_python
 from servers import ROOT
 
 MAKE_SECONDS = 400.0
+CODE = ("workloads/shoal", "operator/shoal_operator", "benchmarks/trust")
+"""What makes the model, and the settings of its run."""
 MAKE = """
 import sys
 from pathlib import Path
@@ -32,9 +34,9 @@ def warm_model() -> Path:
     with (home / "warm-model.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            for older in home.glob("warm-model-*"):
+            for older in home.glob("warm-model-*"):  # those that were not finished too
                 shutil.rmtree(older)
-            partial = Path(tempfile.mkdtemp(dir=home)) / "model"
+            partial = Path(tempfile.mkdtemp(prefix="warm-model-", dir=home)) / "model"
             settings = os.environ | {"OMP_NUM_THREADS": "1"}
             done = run_python(["-c", MAKE, str(partial)], TRAINER, env=settings, timeout=MAKE_SECONDS, cwd=ROOT)
             assert done.returncode == 0, done.stderr[-4000:]
@@ -46,8 +48,7 @@ def warm_model() -> Path:
 def _digest() -> str:
     """Of all that the model may depend on."""
     found = hashlib.sha256()
-    for path in [ROOT / "requirements/dev.lock", *sorted((ROOT / "examples/arithmetic").iterdir())]:
-        found.update(path.read_bytes())
-    for path in sorted((ROOT / "workloads/shoal").rglob("*.py")):
+    code = [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
+    for path in [ROOT / "requirements/dev.lock", ROOT / "examples/arithmetic/trainingrun.yaml", *code]:
         found.update(path.read_bytes())
     return found.hexdigest()[:16]

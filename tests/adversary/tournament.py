@@ -12,6 +12,7 @@ from pathlib import Path
 from arena import CPU_POOL, TRUSTED_POOL, Arena, Contender, Entry, Outcome, generate
 from benchmarks.trust import weight_sets
 from benchmarks.trust.engine_client import EngineProcess
+from benchmarks.trust.models import targets_of
 from cheat_table import CHEATS
 from cheats import Cheat, Scene
 
@@ -39,8 +40,7 @@ class Tournament:
         """Version 1 is the smallest step that a run makes: the demo's first, in warm-up."""
         folder = self.arena.folder / "weights"
         folder.mkdir()
-        lengths = self.arena.config.length_reward
-        targets = list(lengths.targets) if lengths is not None else [None]
+        targets = targets_of(self.arena.config)
         current = weight_sets.train(self.arena.base, folder / "current", weight_sets.FIRST_STEP_RATES, targets, seed=1)
         self.weights["current"] = current
         self.weights["other"] = weight_sets.train(

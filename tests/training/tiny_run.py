@@ -292,8 +292,9 @@ class Home:
 def kill_all(process: ForkedProcess) -> None:
     """kill -9 for the process and its children, whose port the next process takes. torchrun's have sessions of their own and die with it."""
     children: list[psutil.Process] = []
-    with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+    with contextlib.suppress(psutil.NoSuchProcess):
         children = psutil.Process(process.pid).children(recursive=True)
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=10)
     psutil.wait_procs(children, timeout=10)
