@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reproduce import claims, early_warning
+from benchmarks.reproduce import agreement, claims, early_warning
 from benchmarks.reproduce.arms import ARMS, MATCHED_ARMS, PILOT_ARMS, RECIPE, SEEDS, WIDTH, Arm, needed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def main() -> None:
         pilot(cache, result.with_name("reproduction_pilot.json"))
         return
     arms, seeds = _chosen(asked)
-    runs = _known(result, ARMS | MATCHED_ARMS | arms)
+    runs = known_runs(result, ARMS | MATCHED_ARMS | arms)
     if asked.again:
         runs = {name: run for name, run in runs.items() if name not in arms}
     add_seeds(runs, arms, seeds, cache, run=not asked.page)
@@ -49,21 +49,39 @@ def main() -> None:
         decide_all(runs, cache, run=asked.claims)
     runs = {name: run for name, run in runs.items() if run["seeds"]}
     from benchmarks.reproduce.figures import draw_all
-    from benchmarks.reproduce.page import claims_table, measured_on, write_page
+    from benchmarks.reproduce.page import measured_on
 
-    decisions = [claims.decide(claim, seeds_of(runs)) for claim in claims.read().values()]
-    found = early_warning.signs({name: run["seeds"] for name, run in runs.items() if name in MATCHED_ARMS})
     document = {
         "recipe": RECIPE,
         "measured_on": measured_on(),
-        "claims": {each.claim.name: each.document() for each in decisions},
-        "early_warning": {sign.name: sign.document() for sign in found},
+        "claims": {each.claim.name: each.document() for each in _decided(runs)},
+        "early_warning": {sign.name: sign.document() for sign in _signs(runs)},
     }
-    _write(result, document | {"arms": runs})
+    write_whole(result, document | {"arms": runs})
     figures = (asked.out or ROOT / "docs" / "images") / "reproduction"
     draw_all(runs, figures)
-    said = f"{claims_table(decisions)}\n{early_warning.table(found)}\n"
-    write_page(runs, said, asked.out / "reproduction.md" if asked.out else ROOT / "docs" / "reproduction.md")
+    write_tables(
+        runs,
+        result.with_name("reproduction_system.json"),
+        asked.out / "reproduction.md" if asked.out else ROOT / "docs" / "reproduction.md",
+    )
+
+
+def write_tables(runs: dict[str, Any], system: Path, page: Path) -> None:
+    """Write all tables of the page. `system` is the file of the real system's runs, which need not be there."""
+    from benchmarks.reproduce.page import claims_table, write_page
+
+    beside = agreement.table(agreement.read(system), seeds_of(runs))
+    tables = [claims_table(_decided(runs)), early_warning.table(_signs(runs)), *filter(None, [beside])]
+    write_page(runs, "".join(f"{each}\n" for each in tables), page)
+
+
+def _decided(runs: Mapping[str, Any]) -> list[claims.Decision]:
+    return [claims.decide(claim, seeds_of(runs)) for claim in claims.read().values()]
+
+
+def _signs(runs: Mapping[str, Any]) -> list[early_warning.Sign]:
+    return early_warning.signs({name: run["seeds"] for name, run in runs.items() if name in MATCHED_ARMS})
 
 
 def add_seeds(runs: dict[str, Any], arms: Mapping[str, Arm], seeds: Sequence[int], cache: Path, *, run: bool) -> None:
@@ -75,7 +93,7 @@ def add_seeds(runs: dict[str, Any], arms: Mapping[str, Arm], seeds: Sequence[int
     for place, (name, seed) in enumerate(missing):
         runs.setdefault(name, {"digest": digest(arms[name]), "seeds": {}})
         fresh = not _place(name, arms[name], seed, cache).exists()
-        found = _one(name, arms[name], seed, cache, run=run)
+        found = simulated(name, arms[name], seed, cache, run=run)
         if found is not None:
             runs[name]["seeds"][str(seed)] = found
         if found is not None and fresh:
@@ -111,13 +129,13 @@ def pilot(cache: Path, result: Path) -> None:
     """Train a little at several rates and write down how far each version is from the next, and what a step takes."""
     found: dict[str, Any] = {}
     for name, arm in PILOT_ARMS.items():
-        columns = _one(name, arm, 1, cache, run=True)
+        columns = simulated(name, arm, 1, cache, run=True)
         assert columns is not None
         kept = ("moved_kl", "moved_ratio", "clip_low", "clip_high", "clip_delta", "held_out_reward", "gradient_norm")
         found[name] = {"learning_rate": arm.recipe["learning_rate"]} | {column: columns[column] for column in kept}
     from benchmarks.reproduce.page import measured_on
 
-    _write(result, {"recipe": RECIPE, "measured_on": measured_on(), "rates": found})
+    write_whole(result, {"recipe": RECIPE, "measured_on": measured_on(), "rates": found})
 
 
 def digest(arm: Arm) -> str:
@@ -137,7 +155,7 @@ def _rounded(value: float | int | None) -> float | int | None:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def _one(name: str, arm: Arm, seed: int, cache: Path, *, run: bool) -> dict[str, list[Any]] | None:
+def simulated(name: str, arm: Arm, seed: int, cache: Path, *, run: bool) -> dict[str, list[Any]] | None:
     """The columns of one arm with one seed, from the cache or by running it; None when it is not there and shall not `run`."""
     place = _place(name, arm, seed, cache)
     if not place.exists() and not run:
@@ -147,7 +165,7 @@ def _one(name: str, arm: Arm, seed: int, cache: Path, *, run: bool) -> dict[str,
 
         started = time.time()
         columns = compact(simulate(arm, seed, cache))
-        _write(place, columns)
+        write_whole(place, columns)
         last = columns["held_out_reward"][-1]
         print(f"{name} seed {seed}: {last} after {arm.steps} steps, {time.time() - started:.0f} s", flush=True)
     found: dict[str, list[Any]] = json.loads(place.read_text())
@@ -158,7 +176,7 @@ def _place(name: str, arm: Arm, seed: int, cache: Path) -> Path:
     return cache / f"{name}-{seed}-{digest(arm)}.json"
 
 
-def _known(result: Path, arms: dict[str, Arm]) -> dict[str, dict[str, Any]]:
+def known_runs(result: Path, arms: dict[str, Arm]) -> dict[str, dict[str, Any]]:
     """Committed runs of arms that have not changed."""
     if not result.exists():
         return {}
@@ -166,7 +184,8 @@ def _known(result: Path, arms: dict[str, Arm]) -> dict[str, dict[str, Any]]:
     return {name: run for name, run in runs.items() if name in arms and run["digest"] == digest(arms[name])}
 
 
-def _write(path: Path, value: dict[str, Any]) -> None:
+def write_whole(path: Path, value: dict[str, Any]) -> None:
+    """Write JSON, whole or not at all."""
     partial = path.with_suffix(f".partial-{os.getpid()}")
     partial.write_text(json.dumps(value, separators=(",", ":")) + "\n")
     partial.replace(path)

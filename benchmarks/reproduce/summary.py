@@ -51,6 +51,12 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(float(found.mean()), float(quantile * found.std(ddof=1) / np.sqrt(count)), count)
 
 
+def prediction(values: Sequence[float]) -> Interval:
+    """Mean, and half the width of the interval in which one further independent value lies with 95 % (Student's t; NaN of one value)."""
+    found = interval(values)
+    return Interval(found.mean, float(found.half * np.sqrt(found.count + 1)), found.count)
+
+
 def column(seed: Mapping[str, Sequence[float | None]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps and values of a column where it has a value."""
     kept = [(step, value) for step, value in zip(seed["step"], seed[name], strict=True) if value is not None]
