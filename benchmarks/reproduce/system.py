@@ -12,6 +12,7 @@ What still differs from the simulator, and cannot be set:
 
 - Rows are up to `async_level` versions behind, as many as the machine makes them. The simulator's are always as far behind as the level allows.
 - Beacons draw prompts, lengths and seeds. The pools are the same, the draws are not, and no prompt comes twice in a file.
+- Files have four groups and are sampled until a step is full. The simulator samples 22 groups at once, or 16 without the online filter.
 - A batch takes files as they are accepted. Short answers come a little sooner, and what comes after the batch is full is left out.
 - vLLM samples, transformers learns: `mismatch_kl` says how far apart they are.
 """
