@@ -110,7 +110,11 @@ def decide_all(runs: dict[str, Any], cache: Path, *, run: bool) -> None:
         decisions = [claims.decide(claim, seeds_of(runs)) for claim in asked]
         undecided = [each.claim for each in decisions if look <= each.wanted_seeds and not each.decided]
         arms = {name: MATCHED_ARMS[name] for claim in undecided for name in claim.arms}
-        add_seeds(runs, arms, range(1, look + 1), cache, run=run)
+        apart, found = -1, 0
+        while found > apart:  # a seed whose arms began with two base models makes no pair: one more instead
+            apart = found
+            add_seeds(runs, arms, range(1, look + apart + 1), cache, run=run)
+            found = max((claims.apart(claim, seeds_of(runs)) for claim in undecided), default=0)
 
 
 def run_arms(arms: Mapping[str, Arm], seeds: Sequence[int], cache: Path = CACHE) -> dict[str, Any]:

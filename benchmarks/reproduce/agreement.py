@@ -8,7 +8,7 @@ runs that agree, one lies outside by chance in a quarter of all cases.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.reproduce.arms import MATCHED_ARMS
-from benchmarks.reproduce.summary import Interval, Seeds, at_end, column, over_run, prediction
+from benchmarks.reproduce.summary import Columns, Interval, Seeds, at_end, column, over_run, prediction
 
 MEASURE_EVERY_STEPS = 5
 BEHIND = "rows_behind_"
 LEAST_SEEDS = 3
 """Of the simulator: with two the band is wider than any reward."""
-
-Columns = Mapping[str, Sequence[float | None]]
 
 
 @dataclass(frozen=True)

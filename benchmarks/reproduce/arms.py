@@ -87,6 +87,15 @@ class Arm:
         return Recipe(**(RECIPE | self.recipe))
 
     @property
+    def base(self) -> str:
+        """Name of the base models of arms that share them, one for each seed."""
+        kinds = [
+            self.data if self.data in ("padded", "untaught") else "",
+            f"wide{self.width}" if self.width != WIDTH else "",
+        ]
+        return "-".join(["base", *filter(None, kinds)])
+
+    @property
     def lengths(self) -> LengthReward:
         return LengthReward(targets=list(self.targets), alpha=self.alpha)
 

@@ -1,18 +1,24 @@
 """What an arm starts from: a base model of one seed and its task pools, made once and kept in the cache folder.
 
-In: a seed and the arm's data. Out: a checkpoint folder, tasks to train on, tasks to measure on. Called by `simulator`.
+In: a seed and the arm's data. Out: a checkpoint folder, tasks to train on, tasks to measure on. Called by `simulator` and `system`.
+
+A taught model is made in a process of its own, by instructions that every x86-64 processor has (`SAME_EVERYWHERE`). With the processor's best ones
+two kinds of machine made two models of one seed, and arms that ran on both were no pairs. It takes 80 s of a core in place of 40.
 """
 
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.reproduce.arms import MAX_LENGTH, TARGETS, WIDTH, Arm
+from benchmarks.reproduce.arms import MAX_LENGTH, TARGETS, Arm
 from shoal.contracts.model_source import GeneratedModel
 from shoal.contracts.tasks import Task
 from shoal.environments.arithmetic import Arithmetic, operands
@@ -26,12 +32,16 @@ from shoal.environments.tokens import completion_text
 
 PASS_RATE, PADDED_PASS_RATE = 0.3, 0.15
 """Padding makes the second column harder to work out: a warm start of 400 updates ends near 0.2."""
+LONGEST = MAX_LENGTH + 32
 POOL, HELD_OUT = 512, 256
 """Tasks to draw prompts from; tasks that no arm trains on, one answer each: the standard error of a rate is 3 %."""
 FILTER_SAMPLES = 8
 FILTER_LOW, FILTER_HIGH = 0.125, 0.5
 """The paper keeps problems of whose 8 samples 12.5 % to 50 % are right (section 3.3.1)."""
 MOST_PADDING = 2
+SAME_EVERYWHERE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "1"}
+"""Settings of torch and MKL by which a sum has the same bits on every x86-64 processor; they hold from a process's first import of torch on."""
+BASE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -45,8 +55,7 @@ class Start:
 
 def start_of(arm: Arm, seed: int, cache: Path) -> Start:
     """The start of an arm; what it needs is made first where the cache lacks it."""
-    kinds = [arm.data if arm.data in ("padded", "untaught") else "", f"wide{arm.width}" if arm.width != WIDTH else ""]
-    folder = cache / "-".join(["base", *filter(None, kinds), str(seed)])
+    folder = cache / f"{arm.base}-{seed}"
     if not folder.is_dir():
         partial = folder.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -62,19 +71,32 @@ def start_of(arm: Arm, seed: int, cache: Path) -> Start:
 
 
 def _make_base(arm: Arm, seed: int, folder: Path) -> None:
-    environment, longest = Arithmetic(), MAX_LENGTH + 32
+    """Raises CalledProcessError where the warm start fails, TimeoutExpired after an hour."""
     if arm.data == "untaught":
+        environment = Arithmetic()
         tokenizer = train_tokenizer(environment.prompt(task, arm.targets[0]) for task in environment.tasks(8, seed))
-        random_model(GeneratedModel(hidden_size=arm.width), tokenizer, longest).save_pretrained(folder)
+        random_model(GeneratedModel(hidden_size=arm.width), tokenizer, LONGEST).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return
+    said = json.dumps({"data": arm.data, "targets": arm.targets, "width": arm.width})
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.reproduce.base", said, str(seed), str(folder.resolve())],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | SAME_EVERYWHERE,
+        check=True,
+        timeout=BASE_SECONDS,
+    )
+
+
+def teach_base(arm: Arm, seed: int, folder: Path) -> None:
+    """Make the base model of an arm and a seed in this process, with whatever instructions it has."""
     padded = arm.data == "padded"
     make_model(
         folder,
-        environment,
+        Arithmetic(),
         list(arm.targets),
         GeneratedModel(hidden_size=arm.width, warm_start_pass_rate=PADDED_PASS_RATE if padded else PASS_RATE),
-        longest,
+        LONGEST,
         seed,
         lambda step, loss, rate: None,
         write=(lambda task, chance, slips: [(padded_addition(*operands(task), chance), True)]) if padded else None,
@@ -119,3 +141,12 @@ def offline_filter(folder: Path, tasks: Sequence[Task], seed: int, cache: Path) 
         cache.write_text(json.dumps({name: count / FILTER_SAMPLES for name, count in right.items()}))
     rates = json.loads(cache.read_text())
     return [task for task in tasks if FILTER_LOW <= rates[task.problem_id] <= FILTER_HIGH]
+
+
+if __name__ == "__main__":
+    said = json.loads(sys.argv[1])
+    teach_base(
+        Arm("", data=said["data"], targets=tuple(said["targets"]), width=said["width"]),
+        int(sys.argv[2]),
+        Path(sys.argv[3]),
+    )

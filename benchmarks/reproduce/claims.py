@@ -13,14 +13,15 @@ What `says` asks of the value `d` (the first arm's minus the second's, or the on
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.reproduce.summary import Seeds, at_end, column, largest, over_run
+from benchmarks.reproduce.arms import MATCHED_ARMS
+from benchmarks.reproduce.summary import Columns, Seeds, at_end, column, largest, over_run, pairs
 
 CLAIMS = Path(__file__).with_name("claims.json")
 LOOKS = (4, 8, 16, 24)
@@ -112,9 +113,11 @@ def read(path: Path = CLAIMS) -> dict[str, Claim]:
 
 
 def decide(claim: Claim, runs: Mapping[str, Seeds]) -> Decision:
-    """By the seeds that all its arms have, as many as the last look that they reach."""
-    arms = [runs.get(arm, {}) for arm in claim.arms]
-    shared = [seed for seed in arms[0] if all(seed in arm for arm in arms)]
+    """By the seeds that all its arms have, as many as the last look that they reach.
+
+    Where arms share a base model, runs of a seed that began with two of them do not count.
+    """
+    arms, shared = [runs.get(arm, {}) for arm in claim.arms], _seeds_of(claim, runs)
     look = max((look for look in LOOKS if look <= min(len(shared), claim.most_seeds)), default=0)
     if not look:
         return Decision(claim, float("nan"), (float("nan"), float("nan")), 0, "not decided")
@@ -129,6 +132,19 @@ def decide(claim: Claim, runs: Mapping[str, Seeds]) -> Decision:
         "shown" if least < low and high < most else "contradicted" if high < least or most < low else "not decided"
     )
     return Decision(claim, mean, (low, high), look, outcome)
+
+
+def apart(claim: Claim, runs: Mapping[str, Seeds]) -> int:
+    """Seeds that all arms of a claim have, but with base models of two kinds of machine."""
+    one, other = runs.get(claim.arms[0], {}), runs.get(claim.arms[-1], {})
+    return sum(seed in other for seed in one) - len(_seeds_of(claim, runs))
+
+
+def _seeds_of(claim: Claim, runs: Mapping[str, Seeds]) -> list[str]:
+    one, other = runs.get(claim.arms[0], {}), runs.get(claim.arms[-1], {})
+    if len({MATCHED_ARMS[arm].base for arm in claim.arms if arm in MATCHED_ARMS}) > 1:
+        return [seed for seed in one if seed in other]
+    return pairs(one, other)
 
 
 def _growth(values: np.ndarray) -> float:
@@ -150,7 +166,7 @@ def _of_steps(of: Any) -> Any:
     return lambda seed, name: of(_values(seed, name))
 
 
-def _values(seed: Mapping[str, Sequence[float | None]], name: str) -> np.ndarray:
+def _values(seed: Columns, name: str) -> np.ndarray:
     """A column, or the sum of those that it is made of."""
     if name == "clip_share":
         return np.asarray(_values(seed, "clip_low") + _values(seed, "clip_high") + _values(seed, "clip_delta"))

@@ -1,7 +1,8 @@
 """Numbers from the curves of a few seeds: means, confidence bands, paired differences. Pure; called by `figures` and `page`.
 
 In: the columns of an arm by seed, as in benchmarks/results/reproduction.json. Out: arrays and intervals. Seeds are paired across arms: the
-same seed has the same base model, the same tasks and the same chance, so differences are tighter than the arms' own bands.
+same seed has the same base model, the same tasks and the same chance, so differences are tighter than the arms' own bands. Another kind of machine
+makes another base model of a seed, so only runs that began alike are a pair.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,11 @@ STUDENT_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.
 LAST_MEASUREMENTS = 3
 """An arm's end is the mean of so many last measurements, since one has a standard error of 3 %."""
 
-Seeds = Mapping[str, Mapping[str, Sequence[float | None]]]
+OF_START = ("held_out_reward", "length_error")
+"""Measurements at step 0 that tell two base models apart."""
+
+Columns = Mapping[str, Sequence[float | None]]
+Seeds = Mapping[str, Columns]
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ def prediction(values: Sequence[float]) -> Interval:
     return Interval(found.mean, float(found.half * np.sqrt(found.count + 1)), found.count)
 
 
-def column(seed: Mapping[str, Sequence[float | None]], name: str) -> tuple[np.ndarray, np.ndarray]:
+def column(seed: Columns, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps and values of a column where it has a value."""
     kept = [(step, value) for step, value in zip(seed["step"], seed[name], strict=True) if value is not None]
     pairs = np.array(kept, dtype=np.float64).reshape(-1, 2)
@@ -75,17 +80,17 @@ def curve(seeds: Seeds, name: str, *, extremes: bool) -> Curve:
     return Curve(steps, mean, mean - half, mean + half)
 
 
-def at_end(seed: Mapping[str, Sequence[float | None]], name: str) -> float:
+def at_end(seed: Columns, name: str) -> float:
     """Mean of the last measurements of a column."""
     return float(column(seed, name)[1][-LAST_MEASUREMENTS:].mean())
 
 
-def over_run(seed: Mapping[str, Sequence[float | None]], name: str) -> float:
+def over_run(seed: Columns, name: str) -> float:
     """Mean of a column over the whole run."""
     return float(column(seed, name)[1].mean())
 
 
-def largest(seed: Mapping[str, Sequence[float | None]], name: str) -> float:
+def largest(seed: Columns, name: str) -> float:
     """Largest value of a column."""
     return float(column(seed, name)[1].max())
 
@@ -95,7 +100,16 @@ def each(seeds: Seeds, value: Any, name: str) -> Interval:
     return interval([value(seed, name) for seed in seeds.values()])
 
 
+def began_alike(one: Columns, other: Columns) -> bool:
+    """Whether two runs began with the same base model."""
+    return all(one[name][0] == other[name][0] for name in OF_START if name in one and name in other)
+
+
+def pairs(one: Seeds, other: Seeds) -> list[str]:
+    """Seeds that both have and began alike, in the order of `one`."""
+    return [seed for seed, columns in one.items() if seed in other and began_alike(columns, other[seed])]
+
+
 def paired(one: Seeds, other: Seeds, value: Any, name: str) -> Interval:
-    """Difference of `value`, `one` minus `other`, over the seeds that both have."""
-    both = [seed for seed in one if seed in other]
-    return interval([value(one[seed], name) - value(other[seed], name) for seed in both])
+    """Difference of `value`, `one` minus `other`, over their pairs."""
+    return interval([value(one[seed], name) - value(other[seed], name) for seed in pairs(one, other)])

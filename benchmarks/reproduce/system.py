@@ -46,6 +46,7 @@ from benchmarks.reproduce.__main__ import (
     write_whole,
 )
 from benchmarks.reproduce.arms import ARMS, MATCHED_ARMS, MATCHED_STEPS, Arm
+from benchmarks.reproduce.summary import began_alike
 from shoal.contracts import keys
 from shoal.contracts.run import Prepared
 from shoal.contracts.steps import StepBatch
@@ -77,8 +78,6 @@ FROM_METRICS = (
     "loss", "kl", "entropy", "clip_low", "clip_high", "clip_delta", "gradient_norm", "gradient_norm_max", "mismatch_kl", "rows_left_out",
 )  # fmt: skip
 """Of what the trainer reports, beside the lag."""
-OF_START = ("held_out_reward", "length_error")
-"""Measurements of the base model that tell two of them apart."""
 OF_SIMULATOR = ("step", "version", "groups_sampled", "task_reward", "held_out_reward")
 """What is kept of the simulator's columns, which are made again in a minute."""
 
@@ -188,7 +187,7 @@ def simulated_beside(name: str, seed: int, columns: dict[str, list[Any]], cache:
     """The simulator's columns of the same steps, from the cache where its run began with the same base model, else from a run of its own."""
     arm = replace(MATCHED_ARMS[name], steps=columns["step"][-1])
     found = simulated(name, arm, seed, cache, run=False)
-    if found is not None and all(found[each][0] == columns[each][0] for each in OF_START):
+    if found is not None and began_alike(found, columns):
         return found
     made = simulated(f"here-{name}", arm, seed, cache, run=True)
     assert made is not None

@@ -228,7 +228,9 @@ def claim(says: claims.Says, arms: tuple[str, ...] = ("a", "b"), margin: float =
 
 
 def ended(*ends: float) -> dict[str, dict[str, list[float]]]:
-    return {str(seed): {"step": [0], "held_out_reward": [end]} for seed, end in enumerate(ends, 1)}
+    return {
+        str(seed): {"step": [0, 5, 10, 15], "held_out_reward": [0.3, *[end] * 3]} for seed, end in enumerate(ends, 1)
+    }
 
 
 APART = (0.0, 0.01, -0.01, 0.005)
@@ -260,6 +262,32 @@ def test_a_claim_is_decided_where_its_whole_interval_is_on_one_side_of_the_margi
     half = claims.STUDENT[4] * np.std(APART, ddof=1) / 2
     assert found.interval == pytest.approx((found.estimate - half, found.estimate + half))
     assert found.wanted_seeds == (8 if outcome == "not decided" else 4)
+
+
+def test_runs_that_began_with_other_base_models_are_no_pair() -> None:
+    """Bases of one seed differ between kinds of machine: what their runs differ by is not what the arms differ by."""
+    runs = {"a": ended(*[0.5] * 8), "b": ended(*[0.5] * 8)}
+    for seed in "12345":
+        runs["b"][seed]["held_out_reward"] = [0.2, *[0.9] * 3]
+    assert claims.decide(claim("within"), runs).seeds == 0
+    runs["b"]["5"]["held_out_reward"] = [0.3, *[0.5] * 3]
+    found = claims.decide(claim("within", margin=0.1), runs)
+    assert (found.seeds, found.estimate, found.outcome) == (4, 0.0, "shown")
+    assert claims.apart(claim("within"), runs) == 4
+
+
+def test_arms_that_cannot_share_a_base_model_are_compared_by_seed() -> None:
+    arms = ("matched_wide", "matched_async2")
+    runs = {name: ended(*[0.5] * 4) for name in arms}
+    for columns in runs["matched_wide"].values():
+        columns["held_out_reward"] = [0.2, *[0.5] * 3]
+    assert claims.decide(claim("within", arms), runs).seeds == 4
+    assert (
+        claims.decide(
+            claim("within", ("matched_async0", "matched_async2")), {"matched_async0": runs[arms[0]], **runs}
+        ).seeds
+        == 0
+    )
 
 
 def test_of_one_arm_a_claim_bounds_the_value_itself() -> None:
