@@ -1,15 +1,13 @@
-"""Between the operator's local run and the rest of the command line: the one module here that knows `shoal_operator.local`.
+"""Between the operator's local run and what `shoal up` shows.
 
-`Driver` owns a `RunHandle` (reconcile and supervision, called from the main thread), a `ProgressReader` and the `Sampler`; it gives `Snapshot`s, and
-writes one a second into the run's folder for `shoal ui`.
+`Driver` owns an `OperatorRun` (reconcile and supervision, called from the main thread), a `ProgressReader` and the `Sampler`; it gives `Snapshot`s,
+and writes one a second into the run's folder for `shoal ui`.
 """
 
 import contextlib
 import time
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Protocol
 
+from shoal.cli.local_run import OperatorRun
 from shoal.contracts.protocol import NodeState
 from shoal.report.atomic import write_atomically
 from shoal.report.progress import ProgressReader
@@ -22,36 +20,10 @@ MEMBERS: tuple[NodeState, ...] = ("Healthy", "Unhealthy")
 """States of nodes that send heartbeats."""
 
 
-class RunHandle(Protocol):
-    """The part of `shoal_operator.local.run.LocalRun` that is used here."""
-
-    run_dir: Path
-    name: str
-    steps: int
-
-    def start(self) -> None: ...
-
-    def tick(self) -> None: ...
-
-    def parts(self) -> Iterable[Part]: ...
-
-    def message(self) -> str: ...
-
-    def stalled(self) -> str:
-        """Why the run makes no progress; empty while it does."""
-
-    def finished(self) -> str | None:
-        """None, `complete`, or `failed: why`."""
-
-    def stop(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-
 class Driver:
-    """Runs one `RunHandle`. `start`, then `tick` some four times a second, then `end_readings` and `stop`."""
+    """Runs one `OperatorRun`. `start`, then `tick` some four times a second, then `end_readings` and `stop`."""
 
-    def __init__(self, local: RunHandle) -> None:
+    def __init__(self, local: OperatorRun) -> None:
         self._local = local
         self._parts: tuple[Part, ...] = ()
         self._ended_badly: dict[str, None] = {}
@@ -67,7 +39,7 @@ class Driver:
     def tick(self) -> Snapshot:
         """Reconcile and supervise once, and return the snapshot."""
         self._local.tick()
-        self._parts = tuple(self._local.parts())
+        self._parts = self._local.parts()
         self._ended_badly |= {part.name: None for part in self._parts if part.last_exit not in (None, 0)}
         snapshot = self._snapshot()
         self._leave(snapshot)

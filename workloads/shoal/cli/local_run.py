@@ -115,7 +115,7 @@ def clean_up(run_dir: Path) -> int:
 
 
 class OperatorRun:
-    """The operator's `LocalRun` as `driver.LocalRun`: its pods become parts, its conditions one sentence."""
+    """The operator's `LocalRun` as `driver.Driver` runs it: its pods become parts, its conditions one sentence."""
 
     def __init__(self, local: LocalRun) -> None:
         self._local = local
@@ -140,9 +140,11 @@ class OperatorRun:
         return said
 
     def stalled(self) -> str:
+        """Why the run makes no progress; empty while it does."""
         return stalled_of(self._local.status())
 
     def finished(self) -> str | None:
+        """None, `complete`, or `failed: why`."""
         return self._local.finished()
 
     def stop(self) -> None:
