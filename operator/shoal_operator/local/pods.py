@@ -42,8 +42,6 @@ class PodView:
     """A pod's visible state. `phase` is Pending, Running, Succeeded, Failed or Stopping."""
 
     name: str
-    owner: str
-    component: str
     address: str
     phase: str
     ready: bool
@@ -192,9 +190,7 @@ class Pod:
     def view(self) -> PodView:
         views = tuple(container.view() for container in self._all)
         message = self._message or next((view.message for view in views if view.message), "")
-        return PodView(
-            self.name, self.owner, self.component, self.address, self.phase, self.ready, self.restarts, message, views
-        )
+        return PodView(self.name, self.address, self.phase, self.ready, self.restarts, message, views)
 
     @property
     def _all(self) -> list[RunningContainer]:

@@ -360,7 +360,7 @@ def report(
     if run is not None and other is not None:
         if prometheus is not None:
             raise InputWrong("--prometheus: goes with one run; a comparison is made of what the stores have")
-        for line in compare_runs((run, other), runs_dir, output, endpoint, credentials).lines:
+        for line in compare_runs((run, other), runs_dir, output, endpoint, credentials):
             typer.echo(line)
         return
     if elsewhere(run, prometheus):

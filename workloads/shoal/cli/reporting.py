@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from shoal.contracts.evaluation import BestVersion
     from shoal.evaluation.versions import VersionEvaluation
     from shoal.ledger.source import LedgerSource
-    from shoal.report.comparison import Comparison
     from shoal.report.facts import StoreFacts
     from shoal.report.write import Report
 
@@ -78,8 +77,11 @@ def report_elsewhere(
 
 def compare_runs(
     names: tuple[str, str], runs_dir: Path, output: Path | None, endpoint: str | None, credentials: Path | None
-) -> Comparison:
-    """Lay two runs over each other, from whatever each is: a run here, a copy of a store, an S3 URL. Raises `InputWrong`."""
+) -> list[str]:
+    """Lay two runs over each other, from whatever each is: a run here, a copy of a store, an S3 URL. Returns lines for the terminal.
+
+    Raises `InputWrong`.
+    """
     from shoal.report.comparison import ComparedRun, compare
     from shoal.report.facts import read_steps
     from shoal.report.ledger_sources import open_place

@@ -51,17 +51,8 @@ class ComparedRun:
         ]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """What was written, and lines for the terminal."""
-
-    html: Path
-    json: Path
-    lines: list[str]
-
-
-def compare(first: ComparedRun, second: ComparedRun, folder: Path) -> Comparison:
-    """Write both files into `folder`, which is there."""
+def compare(first: ComparedRun, second: ComparedRun, folder: Path) -> list[str]:
+    """Write `comparison.html` and `comparison.json` into `folder`, which is there; returns lines for the terminal."""
     ends = [_ends(first, second, name, title) for name, title, _ in CURVES if _known(first, second, name)]
     changed = differing_settings(first.config, second.config)
     html, data = folder / "comparison.html", folder / "comparison.json"
@@ -82,7 +73,7 @@ def compare(first: ComparedRun, second: ComparedRun, folder: Path) -> Comparison
     lines += [
         f"{name}: {ours} in {first.label}, {theirs} in {second.label}" for name, (ours, theirs) in changed.items()
     ]
-    return Comparison(html, data, [*lines, f"comparison: {html} and {data}"])
+    return [*lines, f"comparison: {html} and {data}"]
 
 
 def _known(first: ComparedRun, second: ComparedRun, name: str) -> bool:
