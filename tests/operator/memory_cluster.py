@@ -13,9 +13,10 @@ from shoal_operator.children import names
 from shoal_operator.children.site import Site, at_site, with_digests
 from shoal_operator.children.workloads import with_claim_templates
 from shoal_operator.engine.cluster import ClusterError, Object, Result
+from shoal_operator.engine.kinds import OWN_KINDS
 from shoal_operator.engine.last_heard import LastHeard
 from shoal_operator.local.objects import Objects
-from shoal_operator.reconcile import RECONCILERS, reconcile
+from shoal_operator.reconcile import reconcile
 
 
 def _without_null(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -198,7 +199,7 @@ class MemoryCluster:
 
     def reconcile_all(self) -> None:
         """Reconcile every object of our kinds once, owners before what they own, so that one call sees a new run through."""
-        for kind in RECONCILERS:
+        for kind in OWN_KINDS:
             for found in self.list(kind, {}):
                 reconcile(self, kind, found["metadata"]["name"])
 

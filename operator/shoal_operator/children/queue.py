@@ -11,9 +11,9 @@ from typing import Any
 
 from shoal_operator.api import TrainingRun
 from shoal_operator.children import names
-from shoal_operator.children.releases import OWN_KINDS
 from shoal_operator.children.workloads import WITH_PODS, digest, template_of, with_template
 from shoal_operator.engine.cluster import KUEUE, Object
+from shoal_operator.engine.kinds import SCALED_KINDS
 
 CONTROL_PLANE = ("redis", "discovery", "orchestrator", "lighthouse")
 """Components of one pod each, with one placement."""
@@ -165,7 +165,7 @@ def assignments(live: Object | None, flavor: Callable[[str], Object]) -> dict[st
 def placed(child: Object, assigned: Mapping[str, QueueGrant]) -> Object:
     """The child with what the queue gives its pods; both stay as they are."""
     kind = child["kind"]
-    if kind not in (*WITH_PODS, *OWN_KINDS) or (given := assigned.get(set_of(child))) is None:
+    if kind not in (*WITH_PODS, *SCALED_KINDS) or (given := assigned.get(set_of(child))) is None:
         return child
     spec = child["spec"]
     if kind in WITH_PODS:
@@ -182,7 +182,7 @@ def capped(child: Object, assigned: Mapping[str, QueueGrant], *, works: bool) ->
     """A child of our own kinds with the replicas that the queue admits, whatever its own ask for, which others own. A set without quota has
     none, such as one that asked for no pod, or any while the run does not work: else an autoscaler would make some in the meantime. Of engines over
     several pods only whole ones count."""
-    if child["kind"] not in OWN_KINDS:
+    if child["kind"] not in SCALED_KINDS:
         return child
     given, metadata = assigned.get(set_of(child)) if works else None, child["metadata"]
     count = 0 if given is None else given.count // child["spec"].get("engine", {}).get("hosts", 1)

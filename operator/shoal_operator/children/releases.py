@@ -21,12 +21,12 @@ from shoal_operator.api.pod_rules import VOLUME_SOURCES
 from shoal_operator.children import names
 from shoal_operator.children.workloads import WITH_PODS, child, claim_templates_of, digest, template_of
 from shoal_operator.engine.cluster import CHILD_KINDS, MAYBE_KINDS, Object
+from shoal_operator.engine.kinds import SCALED_KINDS
 
 Inputs = TypeVar("Inputs")
 ChildKey = tuple[str, str]
 """Kind and name; all attempts of a trainer are one child."""
 
-OWN_KINDS = ("InferencePool", "RelayServer", "Validator")
 MOST_BYTES = 2 << 20
 """Of a record when it is unpacked: a run with 16 pools has 300 KiB. Who writes Secrets in one namespace shares the operator with all others."""
 OF_THE_SPEC = (
@@ -184,7 +184,7 @@ def _require_ours(made: Object, base: Object | None, owner: str, run: str) -> No
     """Refuse what no builder makes for this owner: another kind, a name or label of somebody else's, a pod that is not restricted. A record gives
     no more than that. `base`: what this release makes of the record's inputs."""
     kind, metadata = made["kind"], made["metadata"]
-    if kind not in OWN_KINDS and (kind not in CHILD_KINDS | MAYBE_KINDS or kind == "Secret"):
+    if kind not in SCALED_KINDS and (kind not in CHILD_KINDS | MAYBE_KINDS or kind == "Secret"):
         raise NoRecord(f"has a {kind}")
     name, labels = metadata["name"], metadata["labels"]
     if not (name == owner or name.startswith(f"{owner}-")) or labels[names.RUN_LABEL] != run:

@@ -4,31 +4,20 @@
 objects a few times a second. It may be called at any time and any number of times.
 """
 
-from collections.abc import Callable
-from functools import partial
-
 from shoal_operator.engine.cluster import Cluster, ClusterError
 from shoal_operator.reconcile.common import tell_failure
-from shoal_operator.reconcile.scaled import SCALED_KINDS, reconcile_scaled
+from shoal_operator.reconcile.scaled import reconcile_scaled
 from shoal_operator.reconcile.stalled import stall_of_failing
 from shoal_operator.reconcile.training_run import reconcile_training_run
 
 
-def _scaled(kind: str, cluster: Cluster, name: str) -> float | None:
-    return reconcile_scaled(cluster, kind, name)
-
-
-RECONCILERS: dict[str, Callable[[Cluster, str], float | None]] = {
-    "TrainingRun": reconcile_training_run,
-    **{kind: partial(_scaled, kind) for kind in SCALED_KINDS},
-}
-"""By kind: makes the named object's children and status right; returns seconds after which to look again although nothing changed."""
-
-
 def reconcile(cluster: Cluster, kind: str, name: str) -> float | None:
-    """Reconcile one object; one that does not exist needs nothing. Raises `ClusterError` when it must be tried again; why is in its status."""
+    """Make one object's children and status right; one that does not exist needs nothing. Returns seconds after which to look again although nothing
+    changed. Raises `ClusterError` when it must be tried again; why is in its status."""
     try:
-        return RECONCILERS[kind](cluster, name)
+        if kind == "TrainingRun":
+            return reconcile_training_run(cluster, name)
+        return reconcile_scaled(cluster, kind, name)
     except ClusterError as error:
         tell_failure(cluster, kind, name, error, stall_of_failing)
         raise
@@ -40,4 +29,4 @@ def reconcile(cluster: Cluster, kind: str, name: str) -> float | None:
         raise
 
 
-__all__ = ["RECONCILERS", "reconcile"]
+__all__ = ["reconcile"]

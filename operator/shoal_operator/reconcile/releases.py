@@ -15,7 +15,6 @@ from typing import Any
 
 from shoal_operator.children import names
 from shoal_operator.children.releases import (
-    OWN_KINDS,
     Builder,
     ChildKey,
     Inputs,
@@ -30,6 +29,7 @@ from shoal_operator.children.workloads import WITH_PODS
 from shoal_operator.engine.apply import job_state
 from shoal_operator.engine.cluster import Cluster, Object
 from shoal_operator.engine.conditions import Condition, condition
+from shoal_operator.engine.kinds import SCALED_KINDS
 from shoal_operator.reconcile.common import groups_of, owned_by, up_to_date
 
 log = logging.getLogger(__name__)
@@ -248,9 +248,9 @@ def rolled(
         if found is None or not owned_by(found, owner):
             continue
         live[key] = release_mark(found) or upgrade.others
-        if kind not in (*WITH_PODS, *OWN_KINDS):
+        if kind not in (*WITH_PODS, *SCALED_KINDS):
             continue
-        found = cluster.get(workload_kind(made), name) if kind in OWN_KINDS else found
+        found = cluster.get(workload_kind(made), name) if kind in SCALED_KINDS else found
         there = live[key] == upgrade.target and (release_mark(found) or upgrade.others) == upgrade.target
         ended = found is not None and kind == "Job" and _group(made) == 0 and job_state(found) != "running"
         older = older or not (there or ended)

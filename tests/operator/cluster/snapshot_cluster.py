@@ -22,9 +22,9 @@ from shoal_operator.children import names
 from shoal_operator.children.names import SET_LABEL
 from shoal_operator.children.site import Site, at_site
 from shoal_operator.engine.cluster import CHILD_KINDS, Result
-from shoal_operator.engine.kinds import MAYBE_SERVED
+from shoal_operator.engine.kinds import MAYBE_SERVED, OWN_KINDS
 from shoal_operator.engine.last_heard import LastHeard
-from shoal_operator.reconcile import RECONCILERS, reconcile
+from shoal_operator.reconcile import reconcile
 
 MANAGED = "app.kubernetes.io/managed-by=shoal-operator"
 
@@ -51,7 +51,7 @@ class SnapshotCluster:
         self._classes = {found["metadata"]["name"]: found for found in kube.list("StorageClass", None)}
         self._objects = {
             (kind, found["metadata"]["name"]): found
-            for kind in (*RECONCILERS, *CHILD_KINDS, *(each.kind for each in self._served))
+            for kind in (*OWN_KINDS, *CHILD_KINDS, *(each.kind for each in self._served))
             for found in kube.list(kind, namespace)
         }
 
@@ -139,10 +139,7 @@ class SnapshotCluster:
         wrong = []
         for (kind, name), found in self._objects.items():
             metadata = found["metadata"]
-            if (
-                kind in RECONCILERS
-                or metadata.get("labels", {}).get("app.kubernetes.io/managed-by") != "shoal-operator"
-            ):
+            if kind in OWN_KINDS or metadata.get("labels", {}).get("app.kubernetes.io/managed-by") != "shoal-operator":
                 continue
             owners = [owner["uid"] for owner in metadata.get("ownerReferences", [])]
             if kind == "PersistentVolumeClaim" and SET_LABEL in metadata["labels"]:
@@ -157,7 +154,7 @@ class SnapshotCluster:
 def unsettled(story: Story) -> list[str]:
     """What the cluster lacks or has too much of, by the pure reconcilers; empty when it is settled."""
     cluster = SnapshotCluster(story.kube, story.namespace, story.orchestrators)
-    for kind in RECONCILERS:
+    for kind in OWN_KINDS:
         for found in cluster.list(kind, {}):
             reconcile(cluster, kind, found["metadata"]["name"])
     return [*cluster.would_write, *cluster.stale()]

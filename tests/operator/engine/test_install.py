@@ -12,7 +12,7 @@ from shoal_operator.engine.kubernetes_cluster import SCALE_MANAGER
 from shoal_operator.engine.manager import GRACE_SECONDS
 from shoal_operator.engine.permissions import CLUSTER_WIDE, EDITORS, OPERATOR_NAMESPACE, VIEWERS, WATCHED, rules
 from shoal_operator.install import aggregated, main, objects
-from shoal_operator.reconcile import RECONCILERS
+from shoal_operator.reconcile import scaled
 
 
 def by_kind(made: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -133,9 +133,9 @@ def test_what_is_served_must_be_said_and_only_one_way(arguments: list[str], caps
 
 def test_the_engine_knows_every_kind_that_builders_and_reconcilers_use() -> None:
     assert set(CHILDREN) == set(CHILD_KINDS) - {"Pod"}
-    assert set(OWN_KINDS) == set(RECONCILERS)
+    assert set(OWN_KINDS) == {"TrainingRun", *scaled.SCALED_KINDS}
     assert {kind: own.plural for kind, own in OWN.items()} == PLURALS
-    assert set(SCALED_KINDS) <= set(OWN_KINDS)
+    assert set(SCALED_KINDS) == set(scaled.SCALED_KINDS)
     assert list(CACHED)[: len(OWN)] == list(OWN)
     assert SCALE_MANAGER != "shoal-operator"
 
