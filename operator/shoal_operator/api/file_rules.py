@@ -11,16 +11,14 @@ from shoal.contracts.file_size import (
     ROW_BYTES,
     largest_bytes,
 )
-from shoal_operator.api.algorithm_rules import group_size_of
 from shoal_operator.api.rule import Rule
-from shoal_operator.api.vine_rules import ROWS_EACH
+from shoal_operator.api.vine_rules import ROWS
 
 # As `file_size.largest_bytes` counts. A completion may be nearly as long as its sequence.
 _ROW = (
     f"(self.recipe.maxSequenceLength * {BYTES_A_TOKEN} + "
     f"(self.recipe.maxSequenceLength + {PROOF_TOKENS - 1}) / {PROOF_TOKENS} * {PROOF_BYTES} + {ROW_BYTES})"
 )
-_ROWS = f"self.sampling.groupsPerSubmission * {group_size_of('self.recipe')} * {ROWS_EACH}"
 _ROOM = MAX_FILE_BYTES - FILE_BYTES
 _DEFAULT = {"algorithm": {"twoSidedGrpo": {}}, "promptsPerStep": 256, "maxSequenceLength": 32_768}
 _FEW, _MANY = 1800, 2000
@@ -37,7 +35,7 @@ def _scored(samples: int) -> dict[str, Any]:
 FILE_RULES: tuple[Rule, ...] = (
     Rule(
         model="TrainingRunSpec",
-        expression=f"self.mode == 'SFT' || {_ROWS} * {_ROW} <= {_ROOM}",
+        expression=f"self.mode == 'SFT' || {ROWS} * {_ROW} <= {_ROOM}",
         message=f"groupsPerSubmission x groupSize sequences of recipe.maxSequenceLength tokens must fit into the {MAX_FILE_BYTES >> 20} MiB that a "
         "file may have, at about 17 bytes a token: lower groupsPerSubmission, or maxSequenceLength to what prompts and completions need",
         field="sampling.groupsPerSubmission",

@@ -17,7 +17,9 @@ ROWS_EACH = (
     "1 + (self.recipe.algorithm.vineppo.segments - 1) * self.recipe.algorithm.vineppo.continuations)"
 )
 """Rows of a file for each completion, in CEL."""
-_ROWS = f"self.sampling.groupsPerSubmission * {group_size_of('self.recipe')} * {ROWS_EACH}"
+
+ROWS = f"self.sampling.groupsPerSubmission * {group_size_of('self.recipe')} * {ROWS_EACH}"
+"""Rows of a file, in CEL."""
 
 
 def _run(groups: int, size: int, segments: int, continuations: int, longest: int = 64) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def _run(groups: int, size: int, segments: int, continuations: int, longest: int
 VINE_RULES: tuple[Rule, ...] = (
     Rule(
         model="TrainingRunSpec",
-        expression=f"!has(self.recipe.algorithm.vineppo) || {_ROWS} <= {MOST_ROWS}",
+        expression=f"!has(self.recipe.algorithm.vineppo) || {ROWS} <= {MOST_ROWS}",
         message=f"groupsPerSubmission x groupSize x (1 + (segments - 1) x continuations), the rows of a file, must be at most {MOST_ROWS}",
         field="recipe.algorithm.vineppo",
         good=_run(groups=4, size=8, segments=8, continuations=9),
@@ -44,7 +46,7 @@ VINE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="TrainingRunSpec",
-        expression=f"!has(self.recipe.algorithm.vineppo) || {_ROWS} * self.recipe.maxSequenceLength <= {MOST_TOKENS}",
+        expression=f"!has(self.recipe.algorithm.vineppo) || {ROWS} * self.recipe.maxSequenceLength <= {MOST_TOKENS}",
         message="groupsPerSubmission x groupSize x (1 + (segments - 1) x continuations) rows of maxSequenceLength tokens must be at most "
         f"{MOST_TOKENS} tokens, which validators can read: lower groupsPerSubmission, segments or continuations, or maxSequenceLength to what "
         "prompts and completions need",

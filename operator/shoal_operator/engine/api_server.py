@@ -8,6 +8,7 @@ Lease and the event recorder, from many threads.
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -87,11 +88,10 @@ class ApiServer:
         *,
         connections: int = 32,
         counted: Callable[[str, int], None] = lambda method, status: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`counted` gets method and status of each answer (status 0: no answer)."""
         self._configuration = configuration
-        self._counted, self._clock = counted, clock
+        self._counted = counted
         self._host = configuration.host.rstrip("/")
         self._stopping = threading.Event()
         self.may_write: Callable[[], bool] = lambda: True
@@ -133,12 +133,12 @@ class ApiServer:
         url = self._host + resource.path(namespace, name, subresource) + _query(query)
         data = None if body is None else orjson.dumps(body)
         what = f"{verb} {resource.kind} {namespace or '(all namespaces)'}/{name or ''}".rstrip("/")
-        end = self._clock() + budget_seconds
+        end = time.monotonic() + budget_seconds
 
         def once() -> Object:
             if fenced and verb not in READS and not self.may_write():
                 raise NotLeader(f"{what}: not sent: another replica may be the leader by now")
-            seconds = max(LAST_SECONDS, min(ANSWER_SECONDS, end - self._clock()))
+            seconds = max(LAST_SECONDS, min(ANSWER_SECONDS, end - time.monotonic()))
             return self._once(METHODS[verb], url, what, data, content_type, seconds)
 
         def may_pass(error: BaseException) -> bool:
@@ -283,3 +283,8 @@ def _refusal(what: str, status: int, data: bytes, retry_after: str | None) -> Ap
     elif status == 403 and " cannot " in message:
         text += " (the operator's account lacks this permission; apply the output of python -m shoal_operator.install)"
     return ApiError(text, status, reason, retry_after_seconds(retry_after))
+
+
+def micro_time() -> str:
+    """This moment as a `metav1.MicroTime`."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

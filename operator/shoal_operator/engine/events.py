@@ -10,10 +10,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from shoal_operator.engine.api_server import MERGE_PATCH, ApiError, ApiServer
+from shoal_operator.engine.api_server import MERGE_PATCH, ApiError, ApiServer, micro_time
 from shoal_operator.engine.cluster import Object
 from shoal_operator.engine.kinds import EVENT
 
@@ -143,7 +142,7 @@ class EventRecorder:
         known = self._series.get(key)
         if known is not None and now - known.last < SERIES_SECONDS:
             times = known.times + 1
-            series = {"count": times, "lastObservedTime": _micro_time()}
+            series = {"count": times, "lastObservedTime": micro_time()}
             try:
                 self._api.call(
                     "patch", EVENT, metadata["namespace"], known.name,
@@ -159,7 +158,7 @@ class EventRecorder:
             "apiVersion": EVENT.api_version,
             "kind": EVENT.kind,
             "metadata": {"name": name, "namespace": metadata["namespace"]},
-            "eventTime": _micro_time(),
+            "eventTime": micro_time(),
             "reportingController": "shoal.dev/operator",
             "reportingInstance": self._identity,
             "action": "Reconcile",
@@ -179,7 +178,3 @@ class EventRecorder:
             self._series = {each: found for each, found in self._series.items() if now - found.last < SERIES_SECONDS}
             self._most_series = FEWEST_SERIES + 2 * len(self._series)
         self._series[key] = _EventSeries(name, 1, now)
-
-
-def _micro_time() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -9,7 +9,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -89,13 +89,12 @@ class Informer:
         *,
         optional: bool = False,
         timing: Timing = Timing(),
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`optional`: of a kind that the cluster may lack. It is then looked for again and again."""
         self._optional, self.missing = optional, False
         self._api, self._cache, self.resource, self.namespace = api, cache, resource, namespace
         self._selector: dict[str, str | int] = {"labelSelector": selector} if selector else {}
-        self._timing, self._clock = timing, clock
+        self._timing = timing
         self._stopping = threading.Event()
         self._stream: Stream | None = None
         self._version = ""
@@ -104,9 +103,9 @@ class Informer:
         self._lacking = Backoff(timing.first_retry, timing.lacking)
         self.synced = threading.Event()
         """Set once the first list is in the cache."""
-        self.heard_at = clock()
+        self.heard_at = time.monotonic()
         """When the watch last showed activity: an event, a bookmark, its own end, or a refusal. Silence does not count."""
-        self.event_at = clock()
+        self.event_at = time.monotonic()
         """When the last event or bookmark came."""
         self._thread = threading.Thread(target=self.run, name=f"informer-{resource.kind}", daemon=True)
 
@@ -140,9 +139,9 @@ class Informer:
                     self.missing = False
                     self._lacking.reset()
                     self.synced.set()
-                began = self._clock()
+                began = time.monotonic()
                 version = self._watch(version)
-                if self._clock() - began < SHORT_SECONDS:
+                if time.monotonic() - began < SHORT_SECONDS:
                     self._pause(self._backoff.next())
                 else:
                     self._backoff.reset()
@@ -158,7 +157,7 @@ class Informer:
                 lost = silent or self.missing or self._backoff.failures >= FAILURES_BEFORE_LIST
                 version = "" if lost else self._version
                 if not silent:
-                    self.heard_at = self._clock()
+                    self.heard_at = time.monotonic()
                 if self.missing and error.status in LACKING:
                     wait = self._lacking.next()
                 else:
@@ -180,7 +179,7 @@ class Informer:
         if not self.missing:
             log.info("%s: not served here, or not to this account; looked for again", self)
         # First it is said: who finds no object must not take it for deleted.
-        self.missing, self.event_at = True, self._clock()
+        self.missing, self.event_at = True, time.monotonic()
         self._cache.forget(self.resource.kind, self.namespace)
         self.synced.set()
 
@@ -227,9 +226,9 @@ class Informer:
             if not self._stopping.is_set():
                 for line in stream.lines():
                     self._take(line)
-                    self.heard_at = self.event_at = self._clock()
+                    self.heard_at = self.event_at = time.monotonic()
                     self._backoff.reset()
-            self.heard_at = self._clock()
+            self.heard_at = time.monotonic()
         finally:
             self._stream = None
             stream.release()

@@ -8,10 +8,9 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
-from shoal_operator.engine.api_server import ApiError, ApiServer
+from shoal_operator.engine.api_server import ApiError, ApiServer, micro_time
 from shoal_operator.engine.cluster import Object
 from shoal_operator.engine.election import JITTER, Election, ElectionRecord, ElectionTiming, Move
 from shoal_operator.engine.kinds import LEASE
@@ -35,9 +34,8 @@ class LeaseHolder:
         elected: Callable[[], None],
         lost: Callable[[str], None],
         timing: ElectionTiming = ElectionTiming(),  # noqa: B008 - frozen
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._api, self._namespace, self._clock = api, namespace, clock
+        self._api, self._namespace = api, namespace
         self._election = Election(identity, timing)
         self._elected, self._lost = elected, lost
         self._live: Object | None = None
@@ -52,7 +50,7 @@ class LeaseHolder:
 
     def leads(self) -> bool:
         """Whether this replica may write now; never again once it gave the Lease back."""
-        return not self._released and self._election.leads(self._clock())
+        return not self._released and self._election.leads(time.monotonic())
 
     @property
     def alive(self) -> bool:
@@ -76,8 +74,8 @@ class LeaseHolder:
         election = self._election
         if self._live is None or election.record is None or election.record.holder != election.identity:
             self._live = self._read()
-            election.see(None if self._live is None else record_of(self._live), self._clock())
-        sent_at = self._clock()
+            election.see(None if self._live is None else record_of(self._live), time.monotonic())
+        sent_at = time.monotonic()
         move = election.move(sent_at)
         if move is Move.WAIT:
             return
@@ -90,7 +88,7 @@ class LeaseHolder:
             election.refused()
             return
         self._live = live
-        election.wrote(record_of(live), sent_at, self._clock())
+        election.wrote(record_of(live), sent_at, time.monotonic())
         if not self._led:
             self._led = True
             log.info("this replica leads")
@@ -112,7 +110,7 @@ class LeaseHolder:
     def _watch_deadline(self) -> None:
         """A thread of its own: a call that hangs must not keep a leader that was not renewed alive."""
         while not self._stopping.wait(0.2):
-            if self._election.lost(self._clock()):
+            if self._election.lost(time.monotonic()):
                 self._lost(
                     f"the Lease {self._namespace}/{LEASE_NAME} was not renewed in time, or another replica holds it"
                 )
@@ -127,7 +125,7 @@ class LeaseHolder:
             raise
 
     def _create(self) -> Object:
-        now = _micro_time()
+        now = micro_time()
         spec = self._spec(self._election.identity, self._election.timing.duration) | {
             "acquireTime": now,
             "leaseTransitions": 0,
@@ -159,7 +157,7 @@ class LeaseHolder:
         )
 
     def _spec(self, holder: str, duration: int) -> dict[str, Any]:
-        return {"holderIdentity": holder, "leaseDurationSeconds": duration, "renewTime": _micro_time()}
+        return {"holderIdentity": holder, "leaseDurationSeconds": duration, "renewTime": micro_time()}
 
 
 def record_of(live: Object) -> ElectionRecord:
@@ -171,8 +169,3 @@ def record_of(live: Object) -> ElectionRecord:
         version=str(live["metadata"]["resourceVersion"]),
         transitions=spec.get("leaseTransitions") or 0,
     )
-
-
-def _micro_time() -> str:
-    """A `metav1.MicroTime`."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

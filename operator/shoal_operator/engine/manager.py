@@ -90,7 +90,7 @@ class Manager:
         lost: Callable[[str], None] = exit_at_once,
     ) -> None:
         """`reconcile(cluster, kind, name)` returns after how many seconds it asks to be called again, and raises ClusterError to be tried again."""
-        self._options, self._reconcile = options, reconcile
+        self._reconcile = reconcile
         self.metrics = Metrics()
         # Half of the workers are free for what people change.
         self.queue = WorkQueue(self.metrics, routine_places=max(1, options.workers // 2))

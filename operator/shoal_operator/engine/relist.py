@@ -74,11 +74,10 @@ class Relister:
         restart: Callable[[str], None],
         *,
         timing: RelistTiming = RelistTiming(),
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`restart(why)` starts kopf again, and returns at once."""
-        self._api, self._cache, self._restart, self._timing, self._clock = api, cache, restart, timing, clock
-        now = clock()
+        self._api, self._cache, self._restart, self._timing = api, cache, restart, timing
+        now = time.monotonic()
         self.places = [WatchedKind(resource, namespace, now, now, now) for resource, namespace in places]
         self._by_name = {(place.resource.kind, place.namespace): place for place in self.places}
         self._stopping, self._wake = threading.Event(), threading.Event()
@@ -97,7 +96,7 @@ class Relister:
         place = self._by_name.get((key.kind, key.namespace)) or self._by_name.get((key.kind, None))
         if place is None:
             return
-        place.passed_at = place.event_at = place.heard_at = self._clock()
+        place.passed_at = place.event_at = place.heard_at = time.monotonic()
         if event == "LISTED" and place.synced.is_set() and not place.soon:
             place.soon = True
             self._wake.set()
@@ -110,7 +109,7 @@ class Relister:
 
     def unhealthy(self) -> list[str]:
         """What a restart of the process would heal."""
-        now = self._clock()
+        now = time.monotonic()
         wrong = [
             f"kopf has delivered no event of {place} for {now - place.heard_at:.0f} s"
             for place in self.places
@@ -127,17 +126,17 @@ class Relister:
             for place in self.places:
                 if place.soon and not place.expected:
                     place.soon = False
-                    place.due = min(place.due, self._clock() + self._timing.after_kopf)
-                if self._clock() >= place.due:
-                    place.due = self._clock() + self.look(place)
-            self._wake.wait(max(0.0, min(place.due for place in self.places) - self._clock()))
+                    place.due = min(place.due, time.monotonic() + self._timing.after_kopf)
+                if time.monotonic() >= place.due:
+                    place.due = time.monotonic() + self.look(place)
+            self._wake.wait(max(0.0, min(place.due for place in self.places) - time.monotonic()))
 
     def look(self, place: WatchedKind) -> float:
         """Compare once; returns the seconds until the next time."""
         if place.expected:
             if self._agrees(place):
                 return self._timing.period * random.uniform(0.8, 1.2)
-            if self._clock() - place.passed_at < self._timing.silence:
+            if time.monotonic() - place.passed_at < self._timing.silence:
                 return self._timing.look
             key = next(iter(place.expected))
             place.expected = {}
@@ -145,7 +144,7 @@ class Relister:
         try:
             self._list(place)
         except ApiError as error:
-            place.heard_at = self._clock()
+            place.heard_at = time.monotonic()
             if error.status == NOT_FOUND:
                 self._note_missing(place)
             else:
@@ -170,7 +169,7 @@ class Relister:
                 expected[key] = int(metadata["resourceVersion"])
             version = int(page["metadata"]["resourceVersion"])
         self._cache.retain(place.resource.kind, place.namespace, set(expected), version)
-        place.passed_at = self._clock()
+        place.passed_at = time.monotonic()
         place.expected = expected
 
     def _agrees(self, place: WatchedKind) -> bool:
@@ -180,7 +179,7 @@ class Relister:
         }
         if place.expected:
             return False
-        place.heard_at = place.event_at = self._clock()
+        place.heard_at = place.event_at = time.monotonic()
         place.synced.set()
         return True
 

@@ -5,7 +5,7 @@ An account that may not list them is one of a namespaced install: claims are the
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from shoal_operator.engine.api_server import ApiError, ApiServer
 from shoal_operator.engine.cluster import Object
@@ -20,15 +20,15 @@ FORBIDDEN = (401, 403, 404)
 class StorageClasses:
     """A list of a dozen objects at most clusters; one request in five seconds, whatever the number of runs. Safe for threads."""
 
-    def __init__(self, api: ApiServer, clock: Callable[[], float] = time.monotonic) -> None:
-        self._api, self._clock, self._lock = api, clock, threading.Lock()
+    def __init__(self, api: ApiServer) -> None:
+        self._api, self._lock = api, threading.Lock()
         self._read_at = float("-inf")
         self._found: Mapping[str, Object] | None = None
 
     def read(self) -> Mapping[str, Object] | None:
         """The classes by name; None where this account may not know. Raises ApiError where the API server does not answer."""
         with self._lock:
-            if self._clock() - self._read_at < AGAIN_SECONDS:
+            if time.monotonic() - self._read_at < AGAIN_SECONDS:
                 return self._found
             try:
                 found = self._api.call("list", STORAGE_CLASS, None)
@@ -37,5 +37,5 @@ class StorageClasses:
                 if error.status not in FORBIDDEN:
                     raise
                 self._found = None
-            self._read_at = self._clock()
+            self._read_at = time.monotonic()
             return self._found

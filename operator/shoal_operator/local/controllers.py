@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shoal_operator.children.names import COMPONENT_LABEL
 from shoal_operator.local.pods import Pod
 
-COMPONENT_LABEL = "shoal.dev/component"
 WORKLOADS = ("StatefulSet", "Deployment", "Job")
 
 

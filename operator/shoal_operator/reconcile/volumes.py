@@ -15,6 +15,7 @@ from shoal_operator.api.validator import ValidatorTemplate
 from shoal_operator.children import names
 from shoal_operator.children.claims import VolumeClaim, claimed, temporary
 from shoal_operator.children.control_plane import redis_claims
+from shoal_operator.children.site import SHARED
 from shoal_operator.children.storage import store_claims
 from shoal_operator.children.trackers import tracker_claims
 from shoal_operator.children.workloads import WITH_PODS, claim_templates_of, template_of, volume_claim
@@ -23,7 +24,6 @@ from shoal_operator.engine.conditions import Condition, condition
 
 VOLUMES_READY = "VolumesReady"
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
-SHARED = "ReadWriteMany"
 MOST_TOLD = 3
 """Problems in one message; the others are alike as a rule."""
 
