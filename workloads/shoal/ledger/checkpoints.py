@@ -7,8 +7,6 @@ never overwritten. After a change of the orchestrator's key, the one over all se
 by our own key, and 1,000,000 signatures take three minutes.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-
 from prometheus_client import Gauge
 
 from shoal.contracts import keys
@@ -16,8 +14,9 @@ from shoal.contracts.roster import Roster
 from shoal.contracts.signed import Signed, sign
 from shoal.ledger.chain import BrokenChain, pack_segment
 from shoal.ledger.entries import SEGMENT_ENTRIES, LedgerCheckpoint
-from shoal.ledger.writer import READERS, LedgerWriter
+from shoal.ledger.writer import LedgerWriter
 from shoal.storage import find
+from shoal.storage.parallel import in_parallel
 
 CHECKPOINT_SECONDS = 60.0
 """The newest entries are under a checkpoint after a minute: short for a person, and no more than 1,440 small objects a day."""
@@ -100,8 +99,7 @@ class Checkpoints:
             return
         first = self._segments * SEGMENT_ENTRIES
         numbers = range(first, first + SEGMENT_ENTRIES)
-        with ThreadPoolExecutor(READERS) as readers:
-            found = readers.map(self._ledger.store.get, [keys.ledger_entry(number) for number in numbers])
-            entries = [self._ledger.verified(*pair) for pair in zip(numbers, found, strict=True)]
+        found = in_parallel(self._ledger.store.get, map(keys.ledger_entry, numbers))
+        entries = [self._ledger.verified(*pair) for pair in zip(numbers, found, strict=True)]
         self._ledger.store.create(keys.ledger_segment(self._segments), pack_segment(entries))
         self._segments += 1

@@ -21,9 +21,9 @@ from shoal.ledger.documents import document_key, document_problem, findings_prob
 from shoal.ledger.entries import BatchSealed, EntryKind, LedgerCheckpoint, LedgerEntry
 from shoal.ledger.source import LedgerSource, Trust
 from shoal.storage import BadKey, NotFound, Store, StoreUnavailable
+from shoal.storage.parallel import READERS
 from shoal.text import Say, count, plain
 
-READERS = 16
 CHUNK = 512
 """Entries asked for ahead: enough for the readers, and little memory."""
 LARGEST_ENTRY_BYTES = (

@@ -19,10 +19,9 @@ from shoal.ledger.merkle import Frontier
 from shoal.ledger.succession import Succession
 from shoal.ledger.view import LedgerView
 from shoal.storage import NotFound, ObjectInfo, Store, find
+from shoal.storage.parallel import READERS
 from shoal.telemetry import get_logger
 
-READERS = 16
-"""Parallel reads at start: entries are small, so the time is the store's latency."""
 REMEDY = "restore the ledger from a copy, or start the run again under another prefix"
 MAX_LOST_RACES = 1000
 """Each lost race is another writer's progress; a thousand in a row mean that something else is wrong."""

@@ -6,7 +6,6 @@ of the report. `StoreReader` reads again and again, what is new only.
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -21,13 +20,12 @@ from shoal.contracts.verdicts import Verdict
 from shoal.evaluation.versions import VersionEvaluation
 from shoal.ledger.entries import LedgerEntry
 from shoal.storage import Store, find
+from shoal.storage.parallel import in_parallel
 from shoal.storage.store import ObjectInfo
 from shoal.storage.versions import sealed_versions
 
 Parsed = TypeVar("Parsed", bound=Contract)
 
-READERS = 16
-"""Objects read at a time: a store over a network answers each after some milliseconds, and a long run has tens of thousands."""
 LARGEST_DOCUMENT_BYTES = 256 << 20
 """A verdict with a million rows has about 100 MB; what is larger is none of ours."""
 
@@ -59,6 +57,12 @@ def read_steps(store: Store) -> list[StepMetrics]:
     reader = StoreReader(store)
     found = reader.documents(_named(store.list(keys.STEPS), "/metrics.json"), StepMetrics.from_json, [])
     return sorted(found, key=lambda metrics: metrics.step)
+
+
+def read_evaluations(store: Store) -> list[VersionEvaluation]:
+    """What versions scored, in the order of the keys; what is not readable is left out."""
+    records = [info for info in store.list(keys.EVALUATIONS) if info.key != keys.BEST_VERSION]
+    return StoreReader(store).documents(records, VersionEvaluation.from_json, [])
 
 
 class StoreReader:
@@ -100,9 +104,11 @@ class StoreReader:
         """The documents of these objects, in order. One that is not readable is a note; one that was removed meanwhile is left out."""
         infos = list(infos)
         fresh = [info for info in infos if info.key not in self._seen or self._seen[info.key][0] != info]
-        with ThreadPoolExecutor(READERS) as readers:
-            for info, data in zip(fresh, readers.map(self._bytes, fresh), strict=True):
-                self._seen[info.key] = (info, *_parsed(info, data, parse))
+
+        def read(info: ObjectInfo) -> None:
+            self._seen[info.key] = (info, *_parsed(info, self._bytes(info), parse))
+
+        in_parallel(read, fresh)
         found: list[Parsed] = []
         for info in infos:
             _, document, note = self._seen[info.key]

@@ -19,7 +19,7 @@ from shoal.ledger.reading import stored_checkpoints
 from shoal.report.access import RunAccess
 from shoal.report.collect import first_and_last
 from shoal.report.evaluations import COLUMNS, score_rows
-from shoal.report.facts import StoreReader, read_steps
+from shoal.report.facts import read_evaluations, read_steps
 from shoal.storage import NotFound, find
 from shoal.storage.versions import sealed_versions
 from shoal.text import count, number, plain
@@ -60,8 +60,7 @@ def read_facts(access: RunAccess, run_key: str) -> CardFacts | None:
         return None
     if version == 0:
         return None
-    records = [info for info in store.list(keys.EVALUATIONS) if info.key != keys.BEST_VERSION]
-    evaluations = StoreReader(store).documents(records, VersionEvaluation.from_json, [])
+    evaluations = read_evaluations(store)
     checkpoints, _ = stored_checkpoints(store, access.roster)
     newest = checkpoints[max(checkpoints)][0] if checkpoints else None
     prepared = find(store, keys.PREPARED, Prepared.from_json)

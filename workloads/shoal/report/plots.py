@@ -59,9 +59,10 @@ class Plot:
     svg: str
 
 
-def running_mean(values: Sequence[float], window: int = SMOOTH_STEPS) -> list[float]:
-    """Mean of each value with the up to `window - 1` before it."""
-    return [sum(part) / len(part) for end in range(1, len(values) + 1) if (part := values[max(0, end - window) : end])]
+def running_mean(values: Sequence[float]) -> list[float]:
+    """Mean of each value with the up to `SMOOTH_STEPS - 1` before it."""
+    parts = (values[max(0, end - SMOOTH_STEPS) : end] for end in range(1, len(values) + 1))
+    return [sum(part) / len(part) for part in parts]
 
 
 def draw(

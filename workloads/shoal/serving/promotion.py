@@ -21,7 +21,7 @@ from shoal.contracts.signed import BadSignature
 from shoal.errors import InputWrong, RunFailed
 from shoal.evaluation.versions import VersionEvaluation, best_version
 from shoal.report.access import RunAccess
-from shoal.report.facts import StoreReader
+from shoal.report.facts import read_evaluations
 from shoal.storage import NotFound, StoreUnavailable
 from shoal.storage.chains import BrokenDeltas
 from shoal.storage.checkpoint_files import WrongWeights
@@ -77,9 +77,9 @@ def best_by_evaluation(access: RunAccess, benchmark: str | None) -> int:
             try:
                 return BestVersion.from_json(access.store.get(keys.BEST_VERSION)).version
             except NotFound:
-                raise InputWrong(_not_evaluated(access, None, _evaluations(access))) from None
-        records = _evaluations(access)
-        there = set(_versions(access))
+                raise InputWrong(_not_evaluated(access, None, read_evaluations(access.store))) from None
+        records = read_evaluations(access.store)
+        there = set(versions_with_shards(access.store))
         found = {
             each.version: each.short.avg_at_k
             for each in records
@@ -156,7 +156,7 @@ def check_version(access: RunAccess, version: int, say: Callable[[str], None] = 
     pieces = pieces_of(store, version, access.run, trainer)
     if missing(store, pieces):
         raise InputWrong(
-            f"the weights of version {version} are no longer in the store; those of {_numbers(_versions(access))} are"
+            f"the weights of version {version} are no longer in the store; those of {_numbers(versions_with_shards(access.store))} are"
         )
     say(f"checking version {version}: {len(pieces)} shards")
     check_pieces(store, pieces, access.run, trainer)
@@ -209,7 +209,7 @@ def _made(
         raise InputWrong(f"tag {wish.tag} was moved {number} times, more than it can be: use another tag")
     scores = [
         PromotedScore(benchmark=each.benchmark.name, avg_at_k=found.value, low=found.low, high=found.high)
-        for each in _evaluations(access)
+        for each in read_evaluations(access.store)
         if each.version == version and each.complete and each.scores is not None
         for found in [each.scores.avg_at_k]
         if found is not None
@@ -241,15 +241,6 @@ def _move(access: RunAccess, moves: Sequence[Promotion], made: Promotion) -> Pro
             f"version {made.version} was deleted while it was promoted ({lost}); tag {made.tag} {stays}: choose a newer version"
         )
     return made
-
-
-def _evaluations(access: RunAccess) -> list[VersionEvaluation]:
-    records = [info for info in access.store.list(keys.EVALUATIONS) if info.key != keys.BEST_VERSION]
-    return StoreReader(access.store).documents(records, VersionEvaluation.from_json, [])
-
-
-def _versions(access: RunAccess) -> list[int]:
-    return versions_with_shards(access.store)
 
 
 def _not_evaluated(access: RunAccess, benchmark: str | None, records: Sequence[VersionEvaluation]) -> str:
