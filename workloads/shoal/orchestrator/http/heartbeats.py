@@ -182,7 +182,7 @@ class QuickHeartbeats:
         state = self._state
         if not state.is_read or beat.invite is not None or beat.node != signed.key or beat.node in state.view.evicted:
             return None
-        before = state.nodes.recall(beat.node)
+        before = state.nodes.parsed.recall(beat.node)
         if before is None:  # most likely a stranger, who is not to ask Redis more often than on the long way
             _require_no_wait(self._long_pace.wait(signed.key))
         for _ in range(TRIES):
@@ -200,9 +200,9 @@ class QuickHeartbeats:
             if found == "done":
                 assert after is not None  # no record is the empty text
                 self._pace.take(signed.key)
-                state.nodes.remember(text, after)
+                state.nodes.parsed.remember(beat.node, text, after)
                 return membership.reply_to(state, after)
-            before = state.nodes.read(beat.node, found)
+            before = state.nodes.parsed.read(beat.node, found)
         return None
 
 

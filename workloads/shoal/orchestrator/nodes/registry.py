@@ -14,7 +14,7 @@ from shoal.contracts.base import Contract, NodeId, unset
 from shoal.contracts.node_states import EXCLUDED, MEMBERS, Event, next_state
 from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import GroupPlace, NodeState
-from shoal.orchestrator.record_cache import ParsedRecord, RecordCache
+from shoal.orchestrator.record_cache import RecordCache
 
 SWAP = """
 local now = redis.call('HGET', KEYS[1], ARGV[1]) or ''
@@ -129,7 +129,7 @@ class NodeRegistry:
         self._banned = banned
         self._swap = client.register_script(SWAP)
         self._delete = client.register_script(DELETE)
-        self._parsed = RecordCache(NodeRecord.from_json)
+        self.parsed = RecordCache(NodeRecord.from_json)
         self.crowded = False
         """Whether as many as are remembered waited outside at the last look: refusing another is then not worth a record."""
 
@@ -137,19 +137,7 @@ class NodeRegistry:
         data = self._redis.hget(self._hash, node)
         if data is None:
             return NodeRecord(node=node, state=self._excluded(node)) if node in self._evicted else None
-        return self._as_the_ledger_says(self.read(node, data).record)
-
-    def recall(self, node: str) -> ParsedRecord[NodeRecord] | None:
-        """The record as it was read or written last; by now it may be another."""
-        return self._parsed.recall(node)
-
-    def remember(self, text: str, record: NodeRecord) -> None:
-        """Remember the record that was just written."""
-        self._parsed.remember(record.node, text, record)
-
-    def read(self, node: str, data: str | bytes) -> ParsedRecord[NodeRecord]:
-        """A record from what Redis holds of `node`."""
-        return self._parsed.read(node, data)
+        return self._as_the_ledger_says(self.parsed.read(node, data).record)
 
     def _as_the_ledger_says(self, record: NodeRecord) -> NodeRecord:
         if record.node in self._evicted and record.state not in EXCLUDED:
@@ -160,7 +148,7 @@ class NodeRegistry:
         return "Banned" if node in self._banned else "Evicted"
 
     def all(self) -> list[NodeRecord]:
-        return [self._as_the_ledger_says(record) for record in self._parsed.all(self._redis.hgetall(self._hash))]
+        return [self._as_the_ledger_says(record) for record in self.parsed.all(self._redis.hgetall(self._hash))]
 
     def forget_oldest(self, records: Sequence[NodeRecord]) -> int:
         """Delete the records of nodes that are gone or wait, except for the `MOST_GONE` of each that reported last; returns how many.
@@ -177,7 +165,7 @@ class NodeRegistry:
     def _forget(self, gone: list[NodeRecord], heard_of: Callable[[NodeRecord], float]) -> int:
         deleted = 0
         for record in sorted(gone, key=heard_of, reverse=True)[MOST_GONE:]:
-            seen = self._parsed.recall(record.node)
+            seen = self.parsed.recall(record.node)
             if (
                 seen is not None and seen.record == record
             ):  # what has changed since is not deleted, by the script neither
@@ -195,7 +183,7 @@ class NodeRegistry:
         for _ in range(MOST_TRIES):
             text = self._redis.hget(self._hash, record.node) or ""
             current = (
-                self._as_the_ledger_says(self.read(record.node, text).record)
+                self._as_the_ledger_says(self.parsed.read(record.node, text).record)
                 if text
                 else self.get(record.node) or record
             )
@@ -203,7 +191,7 @@ class NodeRegistry:
             changed = current.model_copy(update={"state": state, **changes})
             written = changed.to_json().decode()
             if self._swap(keys=[self._hash], args=[record.node, text, written]):
-                self.remember(written, changed)
+                self.parsed.remember(record.node, written, changed)
                 return changed
         raise Refusal(
             ProblemCode.RECORD_BUSY, "other requests are changing the node's record: try again", retry_after_seconds=1
