@@ -21,17 +21,13 @@ LATE = ("AADSTS700024", "AADSTS50196")
 
 def entra_of(spec: AzureStorage, pod: Path) -> BearerIdentity:
     """Who this process asks the store as. All stores of a process share what one exchange gave. `pod` is the pod's folder (`SHOAL_HOME`)."""
-    return _shared(spec.workload_identity, pod / "secrets" / "store" / TOKEN_FILE)
-
-
-def entra_identity(spec: AzureWorkload, token_file: Path, clock: Callable[[], float] = time.time) -> BearerIdentity:
-    """Access tokens for the service account's token in a file, which is read for each exchange."""
-    return BearerIdentity(spec.authority, lambda: _exchange(spec, token_file), clock)
+    return entra_identity(spec.workload_identity, pod / "secrets" / "store" / TOKEN_FILE)
 
 
 @functools.cache
-def _shared(spec: AzureWorkload, token_file: Path) -> BearerIdentity:
-    return entra_identity(spec, token_file)
+def entra_identity(spec: AzureWorkload, token_file: Path, clock: Callable[[], float] = time.time) -> BearerIdentity:
+    """Access tokens for the service account's token in a file, which is read for each exchange."""
+    return BearerIdentity(spec.authority, lambda: _exchange(spec, token_file), clock)
 
 
 def _exchange(spec: AzureWorkload, token_file: Path) -> TokenExchange:

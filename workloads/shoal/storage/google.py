@@ -21,17 +21,13 @@ LATE = ("is stale", "quota")
 
 def google_of(spec: GcsStorage, pod: Path) -> BearerIdentity:
     """Who this process asks the store as. All stores of a process share what one exchange gave. `pod` is the pod's folder (`SHOAL_HOME`)."""
-    return _shared(spec.workload_identity, pod / "secrets" / "store" / TOKEN_FILE)
-
-
-def google_identity(spec: GcsWorkload, token_file: Path, clock: Callable[[], float] = time.time) -> BearerIdentity:
-    """Access tokens for the service account's token in a file, which is read for each exchange."""
-    return BearerIdentity(spec.sts_endpoint, lambda: _exchange(spec, token_file), clock)
+    return google_identity(spec.workload_identity, pod / "secrets" / "store" / TOKEN_FILE)
 
 
 @functools.cache
-def _shared(spec: GcsWorkload, token_file: Path) -> BearerIdentity:
-    return google_identity(spec, token_file)
+def google_identity(spec: GcsWorkload, token_file: Path, clock: Callable[[], float] = time.time) -> BearerIdentity:
+    """Access tokens for the service account's token in a file, which is read for each exchange."""
+    return BearerIdentity(spec.sts_endpoint, lambda: _exchange(spec, token_file), clock)
 
 
 def _exchange(spec: GcsWorkload, token_file: Path) -> TokenExchange:
