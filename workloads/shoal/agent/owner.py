@@ -5,7 +5,7 @@ In: `config/owner.json`, as `shoal node pause`, `resume` and `drain` write it; t
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -59,18 +59,15 @@ def standing(request: Request, window: Window | None, held: int, lease_seconds: 
 class Owner:
     """The owner of this machine, as its files speak for them."""
 
-    def __init__(
-        self, home: Path, ranges: Sequence[tuple[int, int]] = (), clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, home: Path, ranges: Sequence[tuple[int, int]] = ()) -> None:
         self._path = request_file(home)
         self._ranges = ranges
-        self._clock = clock
         self._stamp: tuple[int, int] | None = None
         self._request: Request = "work"
 
     def standing(self, held: int, lease_seconds: float) -> Allowance:
         """What is allowed now."""
-        now = self._clock()
+        now = time.time()
         window = hours.window(self._ranges, now) if self._ranges else None
         return standing(self.request(), window, held, lease_seconds, now)
 

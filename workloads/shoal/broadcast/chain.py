@@ -26,7 +26,6 @@ def find_way(
     downloader: Downloader,
     held: Mapping[int, str],
     keep_on: Callable[[float], bool],
-    wait_seconds: float = WAIT_SECONDS,
 ) -> list[VersionOpen] | None:
     """Records to fetch, the last one of `wanted`; None when one was not available in time, or `keep_on` (seconds waited) said no.
 
@@ -36,7 +35,7 @@ def find_way(
     usable: set[int] = set()
     number: int | None = wanted.version
     while number is not None and len(records) <= chains.MAX_CHAIN:
-        record = _read(Documents(replace(wanted, version=number), sources, downloader), keep_on, wait_seconds)
+        record = _read(Documents(replace(wanted, version=number), sources, downloader), keep_on)
         if record is None:
             telemetry.get_logger().warning("no relay has an opening record", version=number, wanted=wanted.version)
             return None
@@ -56,10 +55,10 @@ def _usable(record: VersionOpen, held: Mapping[int, str]) -> set[int]:
     return {base.version for base in bases if base is not None and held.get(base.version) == base.sha256}
 
 
-def _read(documents: Documents, keep_on: Callable[[float], bool], wait_seconds: float) -> VersionOpen | None:
+def _read(documents: Documents, keep_on: Callable[[float], bool]) -> VersionOpen | None:
     started = time.monotonic()
     while (signed := documents.opening()) is None:
         waited = time.monotonic() - started
-        if waited > wait_seconds or not keep_on(waited) or telemetry.STOP.wait(documents.pause):
+        if waited > WAIT_SECONDS or not keep_on(waited) or telemetry.STOP.wait(documents.pause):
             return None
     return signed.document

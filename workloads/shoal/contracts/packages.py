@@ -51,11 +51,6 @@ class PinnedPackage(Contract):
     sha256: Sha256Hex
     size_bytes: int = Field(ge=1, le=MOST_WHEEL_BYTES)
 
-    @property
-    def words(self) -> str:
-        """Name and version, for messages."""
-        return f"package {self.package} {self.version}"
-
 
 def plain_name(name: str) -> str:
     """The one spelling of a distribution's name (packaging.python.org, name normalization)."""

@@ -29,6 +29,7 @@ from shoal.environments.wheels import (
     needs_of_extras,
     own_packages,
     read_wheel,
+    short,
 )
 
 INDEX_VARIABLE = "PIP_INDEX_URL"
@@ -95,7 +96,7 @@ def fetch(url: str, most: int, what: str, accept: str = "*/*") -> tuple[bytes, s
             return bytes(data), response.headers.get("content-type", ""), str(response.url)
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise BadPackages(
-            f"{what}: cannot get {shown}: {_short(error)}; on a cluster allow its port in prepare.egressPorts",
+            f"{what}: cannot get {shown}: {short(error)}; on a cluster allow its port in prepare.egressPorts",
             passing=True,
         ) from None
 
@@ -124,7 +125,7 @@ def links_of(package: str, what: str) -> list[IndexLink]:
     try:
         found = _of_json(data, where) if "json" in kind else _of_html(data.decode(errors="replace"), where)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadPackages(f"{what}: {_shown(page)} is not a page of an index: {_short(error)}") from None
+        raise BadPackages(f"{what}: {_shown(page)} is not a page of an index: {short(error)}") from None
     return [link for link in found if link.name.endswith(".whl")]
 
 
@@ -274,7 +275,3 @@ def _shown(url: str) -> str:
     except ValueError:
         return "an address that is none"
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"[:200]
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -94,7 +94,7 @@ def read_wheel(data: bytes, what: str) -> Wheel:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             return _looked_at(archive, data, what)
     except BROKEN as error:
-        raise BadPackages(f"{what}: this is not a wheel: {_short(error)}") from None
+        raise BadPackages(f"{what}: this is not a wheel: {short(error)}") from None
 
 
 BUILD_IT = "build a wheel where you trust it (`pip wheel --no-deps`), and pin that"
@@ -133,7 +133,7 @@ def _looked_at(archive: zipfile.ZipFile, data: bytes, what: str) -> Wheel:
     try:
         fits, version = PYTHON in SpecifierSet(needed), str(Version(str(metadata["Version"])))
     except ValueError as error:
-        raise BadPackages(f"{what}: its metadata is wrong: {_short(error)}") from None
+        raise BadPackages(f"{what}: its metadata is wrong: {short(error)}") from None
     if not fits:
         raise BadPackages(f"{what}: needs Python {needed:.100}; the images have {PYTHON}")
     if not NAME.fullmatch(name := str(metadata["Name"])):
@@ -271,7 +271,7 @@ def needs(lines: Sequence[str], words: str, extras: Collection[str] = ()) -> lis
             if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("", *extras))
         ]
     except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName) as error:
-        raise BadPackages(f"{words}: its metadata is wrong: {_short(error)}") from None
+        raise BadPackages(f"{words}: its metadata is wrong: {short(error)}") from None
     if direct := [each for each in found if each.url is not None]:
         raise BadPackages(f"{words}: needs {direct[0].name} from an address, which nobody can pin: give its wheel")
     return found
@@ -395,7 +395,7 @@ def unpack(wheels: Sequence[Wheel], folder: Path) -> None:
         except BROKEN as error:
             if isinstance(error, OSError) and error.errno not in OF_ITS_NAMES:
                 raise
-            raise BadPackages(f"{wheel.words}: cannot be unpacked: {_short(error)}") from None
+            raise BadPackages(f"{wheel.words}: cannot be unpacked: {short(error)}") from None
     for each in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         each.chmod(0o755)  # whatever this process's mask is
 
@@ -418,5 +418,6 @@ def _copied(source: IO[bytes], folder: Path, path: str, most: int, words: str) -
     return size
 
 
-def _short(error: Exception) -> str:
+def short(error: Exception) -> str:
+    """An error in one line, for a message."""
     return " ".join(str(error).split())[:200] or type(error).__name__

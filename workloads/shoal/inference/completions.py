@@ -1,15 +1,18 @@
-"""What an engine is told and gives: its `EngineTerms` and `HostSpan`, `Request` and `Completion`.
+"""What an engine is told and gives: its `EngineTerms` and `HostSpan`, `Request`, `Pauses` and `Completion`.
 
 Apart from `engine`, so that nobody imports vLLM for types.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from shoal.contracts.evaluation import Truncation
 from shoal.contracts.pools import Quantization
 from shoal.contracts.routes import RouteShape
+
+Pauses = Callable[[Sequence[int]], bool]
+"""Does a sequence pause behind these tokens that it has sampled?"""
 
 
 @dataclass(frozen=True)

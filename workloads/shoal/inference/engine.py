@@ -30,7 +30,7 @@ from shoal.contracts.routes import RouteShape
 from shoal.contracts.weights import WeightsManifest
 from shoal.inference import metrics, vllm_hooks
 from shoal.inference.checkpoint import Checkpoint, check_stages, check_tensor_parallel
-from shoal.inference.completions import Completion, EngineTerms, HostSpan, Request
+from shoal.inference.completions import Completion, EngineTerms, HostSpan, Pauses, Request
 from shoal.inference.engine_memory import kv_cache_bytes
 from shoal.inference.routes import joined
 from shoal.storage.checkpoint_files import WrongWeights
@@ -55,16 +55,8 @@ CHECK_PIECES = 10
 LOOK_SECONDS = 1.0  # between looks of a host that follows at whether to go on
 
 
-Pauses = Callable[[Sequence[int]], bool]
-"""Does a sequence pause behind these tokens that it has sampled?"""
-
-
 class GenerationStoppedError(RuntimeError):
-    """The caller asked to stop, for `reason`; every running sequence was aborted."""
-
-    def __init__(self, reason: str, unfinished: int) -> None:
-        super().__init__(f"stopped with {unfinished} sequences unfinished: {reason}")
-        self.reason = reason
+    """The caller asked to stop; every running sequence was aborted."""
 
 
 class Engine:
@@ -250,7 +242,7 @@ class Engine:
             reason = over()
             if reason is not None:
                 self.abort(names)
-                raise GenerationStoppedError(reason, len(names) - len(made))
+                raise GenerationStoppedError(f"stopped with {len(names) - len(made)} sequences unfinished: {reason}")
             made.update(self.step())
         return [made[name] for name in names]
 

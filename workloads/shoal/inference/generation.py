@@ -22,12 +22,9 @@ from shoal.contracts.protocol import StepInfo
 from shoal.inference import metrics
 from shoal.inference.batch import Batch, PlannedLease, Row, RunningLease
 from shoal.inference.commitment import GENERATE_SECONDS
-from shoal.inference.completions import Completion, Request
+from shoal.inference.completions import Completion, Pauses, Request
 from shoal.inference.weights import VersionOnDisk
 from shoal.telemetry import BUSY_SECONDS
-
-Pauses = Callable[[Sequence[int]], bool]
-"""Does a sequence pause behind these tokens that it has sampled?"""
 
 SWAP_SHARE = 0.1
 """Of the slots' time, lost to swaps at most while the older version is accepted. A run whose rows are short swaps at once for that: it loses

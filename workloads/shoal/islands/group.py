@@ -40,7 +40,7 @@ class RejoinableGroup:
 
     def join(self, store: str, meeting: str, rank: int, island: str, index: int, count: int) -> None:
         """Meet the same rank of the other islands at `store`. Raises Unreachable."""
-        self._index, self._count = index, count
+        self._count = count
         try:
             self._group.configure(f"{store}/{meeting}/{rank}", island, index, count)
         except (RuntimeError, TimeoutError, OSError) as error:
@@ -48,7 +48,7 @@ class RejoinableGroup:
 
     def alone(self) -> None:
         """Nobody else came."""
-        self._index, self._count = 0, 1
+        self._count = 1
 
     def gather(
         self, mine: UInt8[Tensor, " bytes"], what: str, seconds: float | None = None

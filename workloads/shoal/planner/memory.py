@@ -19,7 +19,8 @@ USABLE = 0.9
 JUDGED_SHARE = 0.85
 """Of the GPUs' memory, that a validator fills with weights where its settings say nothing (validation/memory.py)."""
 RECOMPUTE_FROM_PARAMETERS = 50_000_000
-"""From here on the trainer computes activations again (training/model.py)."""
+"""From this size on the trainer computes activations again in the backward pass (paper section 3.1.1): memory is what is short. Below, they are a few
+megabytes, and a third more computing buys nothing."""
 TILE_BYTES = 4 * 4 * (1 << 24)
 """Logits of one tile in float32, with what is made of them (training/logprobs.py)."""
 ACCELERATOR_TILE_BYTES = 4 * (5 << 26)

@@ -431,14 +431,14 @@ def open_store(config: RunConfig, *, deadline_seconds: float = 120.0) -> Store:
     return _open(config, f"{config.storage.prefix}/{config.run}", home() / "store", deadline_seconds)
 
 
-def open_store_of(run: str, config: RunConfig, *, deadline_seconds: float = 120.0) -> Store:
+def open_store_of(run: str, config: RunConfig) -> Store:
     """The store of another run with the same `storage`, to be read: the same bucket, or the other's volume at `others/<run>/`."""
-    return _open(config, f"{config.storage.prefix}/{run}", home() / "others" / run, deadline_seconds)
+    return _open(config, f"{config.storage.prefix}/{run}", home() / "others" / run)
 
 
-def open_below_prefix(config: RunConfig, *, deadline_seconds: float = 120.0) -> Store:
+def open_below_prefix(config: RunConfig) -> Store:
     """Everything below `storage.prefix`, for objects that people put there."""
-    return _open(config, config.storage.prefix, home() / "store", deadline_seconds)
+    return _open(config, config.storage.prefix, home() / "store")
 
 
 def not_told(config: RunConfig) -> str:
@@ -454,7 +454,7 @@ def open_island_store(config: RunConfig, island: str, deadline_seconds: float = 
     return _open(config, prefix, home() / "store", deadline_seconds)
 
 
-def _open(config: RunConfig, prefix: str, folder: Path, deadline_seconds: float) -> Store:
+def _open(config: RunConfig, prefix: str, folder: Path, deadline_seconds: float = 120.0) -> Store:
     return open_in(config.storage, prefix, home(), folder, deadline_seconds=deadline_seconds)
 
 

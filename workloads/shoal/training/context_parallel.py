@@ -107,23 +107,21 @@ def heads_of_pack(
     again = max(1, group.size // key.shape[1])
     if again > 1:
         key, value = (each.repeat_interleave(again, dim=1) for each in (key, value))
-    query, key, value = (_heads_for_tokens(each, group) for each in (query, key, value))
+    query, key, value = (_resplit(each, group) for each in (query, key, value))
     return query, key, value
 
 
 def tokens_of_part(attended: Float[Tensor, "1 pack share width"], group: ContextGroup) -> Tensor:
     """The way back: all heads of the part's tokens."""
-    _, length, share, width = attended.shape
-    parts = attended.reshape(group.size, length // group.size, share, width)
-    received: Tensor = _Exchange.apply(parts, group)  # by share of the heads
-    return received.transpose(0, 1).reshape(1, length // group.size, group.size * share, width)
+    return _resplit(attended, group)
 
 
-def _heads_for_tokens(values: Float[Tensor, "1 heads part width"], group: ContextGroup) -> Tensor:
-    _, heads, length, width = values.shape
-    shares = values.reshape(group.size, heads // group.size, length, width)
-    received: Tensor = _Exchange.apply(shares, group)  # by part of the pack
-    return received.transpose(0, 1).reshape(1, heads // group.size, group.size * length, width)
+def _resplit(values: Float[Tensor, "1 whole share width"], group: ContextGroup) -> Tensor:
+    """From a share of the third dimension and the whole of the second, to a part of the second and the whole of the third."""
+    _, whole, share, width = values.shape
+    parts = values.reshape(group.size, whole // group.size, share, width)
+    received: Tensor = _Exchange.apply(parts, group)
+    return received.transpose(0, 1).reshape(1, whole // group.size, group.size * share, width)
 
 
 def undividable(config: Any, size: int) -> list[str]:

@@ -25,6 +25,7 @@ from shoal.contracts.routes import NoRoutes, RouteShape
 from shoal.contracts.trainer import TrainerSettings
 from shoal.models.head import logits_divisor
 from shoal.models.places import ADAPTERS, Place, places
+from shoal.planner.memory import RECOMPUTE_FROM_PARAMETERS
 from shoal.storage.parallel import in_parallel
 from shoal.training.attention import LAYER_TYPES, NAME, NEEDED_BY
 from shoal.training.batches import MicroBatch
@@ -37,10 +38,6 @@ from shoal.training.lora import Adapter, adapter_of, add_adapters, draw_adapters
 from shoal.training.parallel import Ranks
 from shoal.training.stored_weights import BadModel, StoredTensor, StoredWeights, weights_in_folder
 
-RECOMPUTE_FROM_PARAMETERS = 50_000_000
-"""From this size on activations are computed again in the backward pass (paper section 3.1.1): memory is what is short. Below,
-they are a few megabytes, and a third more computing buys nothing.
-"""
 PIECE_BYTES = 4 << 20
 """What is read of a weight at once, and by a thread."""
 ROUTED_BY = {"deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}}

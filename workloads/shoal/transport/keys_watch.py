@@ -123,14 +123,8 @@ class AskedKeys:
     before it takes anything that the key signed.
     """
 
-    def __init__(
-        self,
-        watch: KeysWatch,
-        role: Role,
-        deadline_seconds: float = REFUSED_DEADLINE_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._watch, self._deadline_seconds, self._clock = watch, deadline_seconds, clock
+    def __init__(self, watch: KeysWatch, role: Role, deadline_seconds: float = REFUSED_DEADLINE_SECONDS) -> None:
+        self._watch, self._deadline_seconds = watch, deadline_seconds
         self._keys = watch.keys.of(role)
         self._lock = threading.Lock()
         self._answered: dict[str, float] = {}
@@ -143,19 +137,19 @@ class AskedKeys:
             return ""
         with self._lock:
             problem = self._keys.refusal(signer, document)
-            if problem and self._clock() - self._answered.get(signer, -ASK_SECONDS) >= ASK_SECONDS:
+            if problem and time.monotonic() - self._answered.get(signer, -ASK_SECONDS) >= ASK_SECONDS:
                 self._ask(problem)
                 problem = self._keys.refusal(signer, document)
-                now = self._clock()
+                now = time.monotonic()
                 self._answered = {key: at for key, at in self._answered.items() if now - at < ASK_SECONDS}
                 if problem:
                     self._answered[signer] = now
         return problem
 
     def _ask(self, problem: str) -> None:
-        until = self._clock() + self._deadline_seconds
+        until = time.monotonic() + self._deadline_seconds
         while not self._watch.turn(min(DEADLINE_SECONDS, self._deadline_seconds), all_of_it=True):
-            if self._clock() >= until:
+            if time.monotonic() >= until:
                 raise Unavailable(
                     f"the orchestrator does not say which keys hold, so that a document can be neither believed nor refused ({problem})"
                 )

@@ -121,7 +121,6 @@ class Membership:
         names = sorted(terms.peers)
         self.federated = terms.group is not None
         """Each island is a run of its own, with data and steps of its own."""
-        self.publishes = own.publishes
         self.shares, self.share = (1, 0) if self.federated else (len(names), names.index(own.name))
         """Into how many parts the run's rows go, and which of them this island learns."""
         self.jumped = False
