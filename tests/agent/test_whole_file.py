@@ -10,7 +10,7 @@ import pytest
 from shoal.agent.agent import Follower
 from shoal.agent.owner import Allowance
 from shoal.contracts.run import AgentStatus
-from shoal.transport.whole_file import replace_file
+from shoal.files import replace_file
 
 KEY = b"the agent's key"
 STATUS = AgentStatus(

@@ -12,7 +12,6 @@ from broadcast_run import SHARD, Keys, cut_into, trained
 
 from shoal.broadcast import relay as relay_module
 from shoal.broadcast import relay_target
-from shoal.broadcast.hashing import file_sha256
 from shoal.broadcast.pieces import WantedVersion
 from shoal.broadcast.relay import Relay
 from shoal.broadcast.transfer import Transfer
@@ -20,6 +19,7 @@ from shoal.broadcast.tree import Tree
 from shoal.contracts.relays import RelayConfig
 from shoal.contracts.signed import Signed
 from shoal.contracts.weights import VersionOpen
+from shoal.files import file_sha256
 
 Relays = Callable[..., OddRelay]
 

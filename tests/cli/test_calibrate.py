@@ -41,7 +41,7 @@ def test_the_profile_is_beside_the_weights_and_has_the_given_type(model: Path) -
     assert "dimension prior, passed" in text
     assert "0.00% (0.00%-30.85%)" in text  # of honest chunks: none of ten
     assert f"wrote {model / 'proof_profile.json'}" in text
-    assert not list(model.glob("*.part"))
+    assert not list(model.glob("*.part*"))
 
 
 def test_the_workers_own_engine_bounds_whole_files(model: Path) -> None:

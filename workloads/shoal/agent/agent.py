@@ -25,12 +25,12 @@ from shoal.contracts.problems import Refusal
 from shoal.contracts.protocol import LEAVE_SECONDS, Assignment
 from shoal.contracts.run import AgentState, AgentStatus, NodeConfig, PartStatus, home, load_node_config, pod_name
 from shoal.crypto.keys import PrivateKey
+from shoal.files import replace_file
 from shoal.telemetry import every_line, get_logger, serve_health, start
 from shoal.telemetry.health import Route
 from shoal.transport.authorities import authorities
 from shoal.transport.neighbourhood import Neighbourhood
 from shoal.transport.rate_limit import NO_CAPS, Caps
-from shoal.transport.whole_file import replace_file
 
 HEALTH_PORT = 9103
 GRACE_SECONDS = 3  # for requests that are still open when all leases are gone: questions, no uploads

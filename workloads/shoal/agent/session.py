@@ -32,6 +32,7 @@ from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.trust import KeysNotice
 from shoal.crypto.challenge import TooSlow
 from shoal.crypto.keys import PrivateKey
+from shoal.files import replace_file
 from shoal.retries import Backoff
 from shoal.telemetry import Liveness, get_logger
 from shoal.transport import LaterReleaseError, Refused, SignedClient, Unavailable
@@ -436,10 +437,8 @@ class Session:
     def _keep_keys(self) -> None:
         """For the next start: an old answer of somebody else must not count then."""
         path = home() / "run" / KEPT_KEYS
-        partial = path.with_suffix(".partial")
         try:
-            partial.write_bytes(KeysNotice(roster=self._trust.notice.roster).to_json())
-            partial.replace(path)
+            replace_file(path, KeysNotice(roster=self._trust.notice.roster).to_json())
         except OSError as error:
             get_logger().warning("cannot keep the run's keys", path=str(path), problem=str(error))
 

@@ -6,7 +6,6 @@ after `RelayConfig.eviction_seconds`. So a slow reader does not outlive its evic
 orchestrator is away the last list stands, and tokens run out by themselves. A thread of `relay`.
 """
 
-import os
 import random
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from shoal import telemetry
 from shoal.broadcast.gate import TokenGate
 from shoal.broadcast.nginx import ANSWERS_SECONDS
 from shoal.contracts.protocol import Exclusions
+from shoal.files import write_atomically
 from shoal.transport import Refused, SignedClient, Unavailable
 
 ASK_SECONDS = 2.5
@@ -47,9 +47,7 @@ class Exclusion:
         self._ask()
         if self._due is not None and (now := time.monotonic()) >= self._due:
             self._due = self._last if self._last > now else None
-            partial = self._mark.with_suffix(".partial")
-            partial.write_text(f"{time.time()}")
-            os.replace(partial, self._mark)
+            write_atomically(self._mark, f"{time.time()}".encode())
 
     def _ask(self) -> None:
         try:

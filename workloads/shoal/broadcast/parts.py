@@ -11,6 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from shoal.files import write_atomically
 from shoal.storage.checkpoint_files import Assembler
 
 READ_BYTES = 1 << 20
@@ -156,9 +157,7 @@ class PlacedPart(ShardPart):
     def _remember(self, have: int | None = None) -> None:
         have = self.have if have is None else have
         if have != self._noted:
-            partial = self._note.with_suffix(".partial")
-            partial.write_bytes(b"%d" % have)
-            os.replace(partial, self._note)
+            write_atomically(self._note, b"%d" % have)
             self._noted = have
 
 

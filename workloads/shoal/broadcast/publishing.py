@@ -13,7 +13,6 @@ from shoal import telemetry
 from shoal.broadcast import cut, pieces
 from shoal.broadcast.bases import Base
 from shoal.broadcast.encoding import ShardWriter, Written
-from shoal.broadcast.hashing import file_sha256
 from shoal.broadcast.pieces import WantedVersion
 from shoal.broadcast.tree import OPEN, WEIGHTS, Tree
 from shoal.contracts import keys
@@ -21,6 +20,7 @@ from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import Signed, Signer, sign
 from shoal.contracts.weights import CheckpointFile, ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.crypto.keys import PrivateKey
+from shoal.files import file_sha256
 from shoal.retries import Words
 from shoal.storage import NotFound, Store, delta
 from shoal.storage.checkpoint_files import digest_of_shards

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from shoal import telemetry
 from shoal.broadcast import pieces
-from shoal.broadcast.hashing import file_sha256
 from shoal.broadcast.parts import FilePart, ShardPart
 from shoal.broadcast.pieces import BadPiece, WantedVersion
 from shoal.broadcast.tree import OPEN, Tree
@@ -16,6 +15,7 @@ from shoal.contracts import keys
 from shoal.contracts.signed import Signed
 from shoal.contracts.weights import ShardDescriptor, VersionOpen, WeightsManifest
 from shoal.crypto.canonical import document_digest
+from shoal.files import file_sha256
 from shoal.storage import chains
 
 DISK_RESERVE_BYTES = 64 << 20  # log, index and part files

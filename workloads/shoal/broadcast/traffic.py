@@ -6,11 +6,12 @@ counted and older than an hour are deleted: the log is bounded. Called at every 
 """
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client import Counter, Gauge, Histogram
+
+from shoal.files import write_atomically
 
 SERVED_BYTES = Counter("shoal_relay_served_bytes_total", "Bytes that nginx sent to nodes, including headers.")
 SERVED_REQUESTS = Counter("shoal_relay_served_requests_total", "Requests of nodes that nginx answered.", ["status"])
@@ -89,9 +90,7 @@ class Traffic:
             SERVER.labels(server).set(1)
 
     def _save(self) -> None:
-        path = self._folder / f"{STATE_FILE}.partial"
-        path.write_text(json.dumps(vars(self.totals)))
-        os.replace(path, self._folder / STATE_FILE)
+        write_atomically(self._folder / STATE_FILE, json.dumps(vars(self.totals)).encode())
 
 
 def _load(path: Path) -> Totals:

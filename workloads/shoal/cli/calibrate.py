@@ -23,6 +23,7 @@ from shoal.environments.prompts import load_tokenizer
 from shoal.environments.proof_calibration import PROMPTS, measure
 from shoal.environments.run_checks import CannotPrepare
 from shoal.errors import InputWrong
+from shoal.files import write_atomically
 from shoal.proofs import CannotCalibrate
 from shoal.proofs.calibration import Effort, Served
 
@@ -67,8 +68,7 @@ def calibrate(
         said = str(error).removeprefix("spec.model.path: ").removeprefix(f"{model}: ")
         raise InputWrong(f"{model}: {said}") from None
     path = output or folder / PROFILE_FILE
-    path.with_suffix(".part").write_bytes(profile.to_json())
-    path.with_suffix(".part").replace(path)
+    write_atomically(path, profile.to_json())
     for line in lines(profile):
         write(line)
     write(f"wrote {path}; copies of the weights include it from now on")

@@ -9,7 +9,7 @@ import time
 
 from shoal.cli.local_run import OperatorRun
 from shoal.contracts.protocol import NodeState
-from shoal.report.atomic import write_atomically
+from shoal.files import write_atomically
 from shoal.report.progress import ProgressReader
 from shoal.report.run_folders import LIVE_FILE, METRICS_FILE
 from shoal.report.sampler import METRIC_PORTS, SampledProcess, Sampler

@@ -39,6 +39,7 @@ from shoal.contracts.run import AgentStatus, JoinOffer, NodeConfig, OpenPool
 from shoal.contracts.signed import BadSignature
 from shoal.crypto.keys import PrivateKey
 from shoal.errors import EXIT_DONE, EXIT_RUN_FAILED, InputWrong
+from shoal.files import replace_file
 from shoal.planner.disks import held_bytes
 from shoal.planner.facts import WIDTH
 from shoal.planner.findings import gigabytes
@@ -50,7 +51,6 @@ from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.authorities import authorities
 from shoal.transport.neighbourhood import Neighbourhood
 from shoal.transport.rate_limit import Caps, caps
-from shoal.transport.whole_file import replace_file
 
 if TYPE_CHECKING:
     from shoal.cli.node_page import NodePage

@@ -16,8 +16,8 @@ from shoal.cli.node_status import ask_agent, find_home, is_running
 from shoal.contracts.machine import OwnersRequest
 from shoal.contracts.run import AgentStatus
 from shoal.errors import InputWrong, RunFailed
+from shoal.files import replace_file
 from shoal.text import Say, plain
-from shoal.transport.whole_file import replace_file
 from shoal_operator.local.processes import ProcessTable
 
 POLL_SECONDS = 0.5

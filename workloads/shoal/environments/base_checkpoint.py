@@ -5,7 +5,6 @@ streamed, never held whole: 65 GB take what the link and the disk take.
 """
 
 import contextlib
-import hashlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from shoal.environments.run_checks import CannotPrepare
 from shoal.environments.slips import COURSES
 from shoal.environments.task_source import RunSource
 from shoal.environments.tool import Tool
+from shoal.files import file_sha256
 from shoal.storage import NotFound, Store, open_store_of
 
 MODEL_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".jinja")
@@ -123,8 +123,7 @@ def _of_run(config: RunConfig, run: str, folder: Path) -> Path:
             if name == PROFILE_FILE:
                 continue  # of the weights that the other run began with; these are others, and are measured again
             store.get_to_file(keys.FINAL_MODEL + name, folder / name)
-            with (folder / name).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = file_sha256(folder / name)
             if found != digest:
                 raise CannotPrepare(
                     f"spec.model.run: {keys.FINAL_MODEL}{name} of run {run} has SHA-256 {found}, but its seal says {digest}"

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from shoal.broadcast.hashing import file_sha256
 from shoal.contracts import keys
 from shoal.contracts.file_size import MAX_FILE_BYTES
 from shoal.contracts.pools import Sampler
@@ -23,6 +22,7 @@ from shoal.contracts.steps import Beacon, StepBatch
 from shoal.contracts.trust import HeldKeys
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.work import UnknownWorkError, Work, WorkCodec, draw, pools_digest
+from shoal.files import file_sha256
 from shoal.ledger.audit import Audit, first_line
 from shoal.ledger.chain import identity
 from shoal.ledger.entries import Accepted, BatchSealed, LedgerEntry, Rejected, VersionPublished

@@ -22,13 +22,13 @@ import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
-from shoal.broadcast.hashing import file_sha256
 from shoal.contracts import keys
 from shoal.contracts.final_model import FinalModel
 from shoal.contracts.signed import BadSignature
 from shoal.contracts.steps import StepMetrics
 from shoal.contracts.trust import HeldKeys
 from shoal.crypto.canonical import document_digest
+from shoal.files import file_sha256
 from shoal.ledger.audit import first_line
 from shoal.recompute.evidence import CannotCheck, Evidence, WrongEvidence
 from shoal.recompute.overlay import Overlay

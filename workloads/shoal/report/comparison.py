@@ -14,7 +14,7 @@ from typing import Any
 from shoal.contracts.run import RunConfig
 from shoal.contracts.settings import RunSettings
 from shoal.contracts.steps import StepMetrics
-from shoal.report.atomic import write_atomically
+from shoal.files import write_atomically
 from shoal.report.html import CSS, table, text
 from shoal.report.plots import BLUE, ORANGE, Line, Plot, draw
 from shoal.text import NONE, number

@@ -3,7 +3,6 @@
 `read_*` are the edge to the store; `export_dataset` copies the data set into a folder, every file as its card says.
 """
 
-import hashlib
 import shutil
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +14,7 @@ from shoal.contracts.base import Contract
 from shoal.contracts.dataset_card import DatasetCard
 from shoal.contracts.filtering import FilterReport
 from shoal.contracts.tasks import TaskReport
+from shoal.files import file_sha256
 from shoal.report.access import RunAccess
 from shoal.storage import Store, find
 
@@ -73,8 +73,7 @@ def export_dataset(access: RunAccess, folder: Path) -> DatasetCard | None:
         access.store.get_to_file(place + name, fresh / name)
     for file in [*card.parts, *card.problem_files]:
         access.store.get_to_file(place + file.name, fresh / file.name)
-        with (fresh / file.name).open("rb") as handle:
-            found = hashlib.file_digest(handle, "sha256").hexdigest()
+        found = file_sha256(fresh / file.name)
         if found != file.sha256:
             raise DamagedDataset(f"{place}{file.name} has SHA-256 {found}, but card.json says {file.sha256}")
     shutil.rmtree(folder, ignore_errors=True)

@@ -2,7 +2,6 @@
 of a run that publishes no versions (mode SFT). `shoal-run.json` beside it says how the run asked.
 """
 
-import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -13,8 +12,8 @@ from shoal.contracts import keys
 from shoal.contracts.final_model import ORIGIN_FILE, FinalModel, ModelOrigin, read_origin
 from shoal.contracts.run import Prepared
 from shoal.contracts.signed import Signer
+from shoal.files import file_sha256, write_atomically
 from shoal.report.access import RunAccess
-from shoal.report.atomic import write_atomically
 from shoal.report.collect import ModelPlace
 from shoal.storage import NotFound, find
 from shoal.storage.checkpoint_files import MANIFEST_FILE, WrongWeights, read_manifest
@@ -56,8 +55,7 @@ def _export_result(access: RunAccess, folder: Path, version: int | None) -> Mode
         fresh.mkdir(parents=True)
         for name, digest in seal.files.items():
             access.store.get_to_file(keys.FINAL_MODEL + name, fresh / name)
-            with (fresh / name).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = file_sha256(fresh / name)
             if found != digest:
                 shutil.rmtree(fresh)
                 raise WrongWeights(f"{keys.FINAL_MODEL}{name} has SHA-256 {found}, but its seal says {digest}")

@@ -11,8 +11,8 @@ from shoal.contracts import keys
 from shoal.contracts.run import Prepared
 from shoal.contracts.signed import BadSignature
 from shoal.environments.base import BadEnvironment, load
+from shoal.files import write_atomically
 from shoal.report.access import RunAccess, open_run
-from shoal.report.atomic import write_atomically
 from shoal.report.collect import ModelPlace, ReportData, collect
 from shoal.report.datasets import read_card, read_filter, read_task_report
 from shoal.report.export import export_model

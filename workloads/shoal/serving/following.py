@@ -19,8 +19,8 @@ from shoal.contracts import keys
 from shoal.contracts.final_model import ORIGIN_FILE
 from shoal.contracts.serving import Promotion
 from shoal.errors import InputWrong, RunFailed
+from shoal.files import write_atomically
 from shoal.report.access import RunAccess
-from shoal.report.atomic import write_atomically
 from shoal.report.export import export_model
 from shoal.serving.promotion import guarded, state_of
 from shoal.storage.checkpoint_files import MANIFEST_FILE

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from shoal.contracts.serving import Promotion
 from shoal.errors import InputWrong, RunFailed
-from shoal.report.atomic import write_atomically
+from shoal.files import write_atomically
 from shoal.serving.following import MARK
 from shoal.storage.parallel import in_parallel
 from shoal.text import plain, size

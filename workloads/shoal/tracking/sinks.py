@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from shoal.contracts.run import RunConfig
 from shoal.contracts.trackers import Trackers, TrackioTracker, WandbTracker
+from shoal.files import replace_file
 from shoal.tracking.points import TrackedStep
-from shoal.transport.whole_file import replace_file
 
 NONE_YET = -1
 

@@ -14,7 +14,6 @@ The outbox is where a version waits for the publisher: `outbox/v000007/` appears
 """
 
 import functools
-import hashlib
 import shutil
 import threading
 from collections.abc import Collection, Mapping
@@ -31,6 +30,7 @@ from shoal.contracts.final_model import FinalModel
 from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import BadSignature
 from shoal.contracts.steps import StepMetrics
+from shoal.files import file_sha256
 from shoal.storage import NotFound, Store
 from shoal.storage.checkpoint_files import flush, version_digest
 from shoal.storage.growing import GrowingWriter, clear_unfinished, discard, partial_folder
@@ -126,8 +126,7 @@ class Final:
             self._store.delete(key)
         files = {}
         for key, path in paths.items():
-            with path.open("rb") as file:
-                files[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+            files[path.name] = file_sha256(path)
             # A stop on the way costs the file that was being written: a large model has many.
             if there.get(key) != path.stat().st_size or self._store.sha256(key)[0] != files[path.name]:
                 self._store.put_file(key, path)

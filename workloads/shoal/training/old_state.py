@@ -4,7 +4,6 @@ In: such a state in the store. Out: tensors, as `state_files` gives them. One ra
 the library reads from them what each rank needs. Nothing writes these any more. Called by `state`.
 """
 
-import hashlib
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from shoal.files import file_sha256
 from shoal.storage import NotFound, Store
 from shoal.training.parallel import Ranks, waiting_for
 from shoal.training.state_files import READ_AGAIN, DamagedPart
@@ -59,8 +59,7 @@ def _download(store: Store, prefix: str, files: Mapping[str, str], folder: Path)
                 store.get_to_file(prefix + name, path)
             except NotFound:
                 raise DamagedPart(f"the seal of {prefix} has {name}, but there is no such object") from None
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = file_sha256(path)
             if found == digest:
                 break
             if attempt == READ_AGAIN:

@@ -5,7 +5,6 @@ memory and time. Only one is parsed at a time, and the last few are kept. Tokens
 where that is not available the page shows numbers.
 """
 
-import hashlib
 import tempfile
 import threading
 from collections import OrderedDict
@@ -23,6 +22,7 @@ from shoal.contracts.rollouts import BadRollouts, Rollout, RolloutMetadata
 from shoal.contracts.run import Prepared
 from shoal.contracts.verdicts import Verdict
 from shoal.contracts.vine import VineSettings
+from shoal.files import file_sha256
 from shoal.report.continuations import completions_of, parents_of
 from shoal.storage import NotFound, Store
 from shoal.text import plain
@@ -118,9 +118,8 @@ class RolloutFiles:
                 self._store.get_to_file(key, path)
             except NotFound:
                 raise NotShown("the file is no longer in the store") from None
-            with path.open("rb") as handle:
-                if hashlib.file_digest(handle, "sha256").hexdigest() != sha256:
-                    raise NotShown("the store's bytes differ from the judged ones: their SHA-256 is different")
+            if file_sha256(path) != sha256:
+                raise NotShown("the store's bytes differ from the judged ones: their SHA-256 is different")
             try:
                 limits = MOST_TOKENS, LONGEST_ROW_TOKENS, MOST_ROWS
                 return parse_file(path, *limits, route_bytes=self._route_bytes(), deadline_seconds=DEADLINE_SECONDS)

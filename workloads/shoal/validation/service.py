@@ -5,7 +5,6 @@ claim whose validator died is given to another one after `claim_seconds`, while 
 a verdict that the orchestrator refuses is dropped.
 """
 
-import hashlib
 import secrets
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from shoal.contracts.run import RunConfig, mounted_roster
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.verdicts import ValidatorCard, Verdict
 from shoal.crypto.keys import PrivateKey
+from shoal.files import file_sha256
 from shoal.storage.store import NotFound, Store, StoreUnavailable
 from shoal.telemetry import STOP, Liveness, busy, get_logger
 from shoal.transport.client import Refused, SignedClient, Unavailable
@@ -165,8 +165,7 @@ class ValidatorProcess:
                 self._store.get_to_file(keys.upload(job.node, job.sha256), path)
         except (NotFound, StoreUnavailable) as error:
             return str(error)
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = file_sha256(path)
         return None if found == job.sha256 else f"the store's bytes have SHA-256 {found}, but the job's is {job.sha256}"
 
     def _signed(self, found: Verdict) -> Signed[Verdict]:

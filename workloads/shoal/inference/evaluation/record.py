@@ -23,6 +23,7 @@ from shoal.environments import BadEnvironment
 from shoal.environments.base import Environment
 from shoal.environments.task_source import BadTaskSource, benchmark_tasks, environment_name, prompt_of
 from shoal.evaluation.scores import Estimate, Scores, scores
+from shoal.files import write_atomically
 from shoal.inference.evaluation.sampling import CannotEvaluate, EvaluationRequest, ask
 from shoal.installed import installed
 from shoal.storage import Store, not_told
@@ -207,6 +208,4 @@ def _save(path: Path, model: Path, found: Sequence[Evaluation]) -> None:
         name: version(name).split("+")[0] for name in ("torch", "transformers")
     }
     record = {"model": str(model), "software": packages, "evaluations": [one.model_dump() for one in found]}
-    partial = path.with_suffix(path.suffix + ".part")
-    partial.write_text(json.dumps(record, indent=1) + "\n")
-    partial.replace(path)
+    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())

@@ -1,0 +1,33 @@
+"""Files of this machine: their digests, and writing one whole or not at all."""
+
+import hashlib
+import os
+from pathlib import Path
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 in hex, read in pieces; raises FileNotFoundError when there is no such file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the file by one with these bytes: readers see the old one or the new one, never a part. The folder must be there."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(data)
+    partial.replace(path)
+
+
+def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """As `write_atomically`, in a folder that others may write to: the agent's, which a worker and its programs share with it.
+
+    No link is followed: one that waits under the name of the unfinished file, or of the file itself, is replaced, never written through. Raises
+    FileExistsError when somebody puts one there in that moment, and OSError as for any file.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
