@@ -1,7 +1,7 @@
 """The seam: hooks are called in one order, an extension's state survives any stop, and the core of the trainer names no extension."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ class Diary(Extension):
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.count = 0
+        self.extra_state = self
 
     def attach(self, context: TrainerContext, policy: Policy) -> None:
         self.calls.append("attach")
@@ -118,6 +119,9 @@ class Diary(Extension):
 
     def empty(self) -> dict[str, Tensor]:
         return {"diary/count": torch.zeros(1, dtype=torch.int64)}
+
+    def check(self, keys: Collection[str]) -> None:
+        """A state of any trainer will do."""
 
     def take_up(self, tensors: Mapping[str, Tensor]) -> None:
         self.calls.append("take_up")

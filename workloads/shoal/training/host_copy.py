@@ -23,7 +23,7 @@ WEIGHTS = "weights"
 
 
 class ExtraState(Protocol):
-    """State that is neither weights nor moments of a model, by key; each rank has its own. It may be empty."""
+    """State that is neither weights nor moments of a model, by key; each rank has its own."""
 
     def tensors(self) -> dict[str, Tensor]:
         """As it is now. The tensors are not changed later."""

@@ -80,7 +80,7 @@ class Trainer:
         self._method = method_of(context, self._policy, extensions)
         torch.manual_seed(config.seed)  # of version 0; later ones bring their own random state
         self._optimizer = self._method.optimizer
-        self._copy = HostCopy(self._policy, self._optimizer, ranks, extensions.learners(), extensions)
+        self._copy = HostCopy(self._policy, self._optimizer, ranks, extensions.learners(), extensions.extra_states)
         self._states = States(context.state_store, config.run, context.scratch, ranks, self._method.data)
         self._handover, self._saving = Handover(), Handover(STATE_SECONDS)
         self._waits = Waits(ranks, self._handover, self._saving, progress, context.liveness)
@@ -237,7 +237,7 @@ class Trainer:
         """For whoever repeats a run: what its trainer did at this version after a stop. It took the weights as they are in `folder`, and the
         optimizer state of version `moments_of`; -1: a fresh one, as at a run's begin. Raises BadState: that state is not there, or cannot be made."""
         self.handed_over()
-        if moments_of < 0 and (self._extensions.learners() or any(extension.empty() for extension in self._extensions)):
+        if moments_of < 0 and (self._extensions.learners() or self._extensions.extra_states):
             raise BadState("what is trained beside the policy began afresh, in a process that is no more")
         if moments_of >= 0:
             self._states.restore(moments_of, self._copy, self._liveness)

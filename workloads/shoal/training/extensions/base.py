@@ -12,13 +12,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
-from torch import Tensor
-
 from shoal.contracts.steps import StepMetrics
 from shoal.storage import Store
 from shoal.training.batches import AdvantageEstimator, StepPlan, group_relative
 from shoal.training.context import TrainerContext
-from shoal.training.host_copy import Learner
+from shoal.training.host_copy import ExtraState, Learner
 from shoal.training.model import Policy
 from shoal.training.rollouts import Continuations, RolloutGroup, StepRows
 from shoal.training.update import Beat, LogProbs
@@ -47,6 +45,8 @@ class Extension:
     """Replaces the objective's own advantages."""
     continuations: Continuations | None = None
     """How to read the rows of a file that continue its completions."""
+    extra_state: ExtraState | None = None
+    """State to save in training states."""
 
     def state_store(self, store: Store) -> Store:
         """Where this trainer's states and reports go; `store` is the run's. Called before `attach`."""
@@ -99,20 +99,6 @@ class Extension:
     def close(self) -> None:
         """The loop ends, for whatever reason."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """State to save in training states, by key; each rank its own. The tensors are not changed later."""
-        return {}
-
-    def empty(self) -> dict[str, Tensor]:
-        """Tensors to read a state into, by the keys of `tensors`."""
-        return {}
-
-    def check(self, keys: Collection[str]) -> None:
-        """Raises `state.WrongState` for the keys of a state that this trainer cannot continue from."""
-
-    def take_up(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from a restored state; called when it had all keys of `empty`."""
-
     def progress(self) -> dict[str, Any]:
         """Fields of `TrainerProgress`."""
         return {}
@@ -157,6 +143,10 @@ class Extensions:
     @property
     def continuations(self) -> Continuations | None:
         return next((each.continuations for each in self if each.continuations is not None), None)
+
+    @property
+    def extra_states(self) -> list[ExtraState]:
+        return [each.extra_state for each in self if each.extra_state is not None]
 
     def state_store(self, store: Store) -> Store:
         return reduce(lambda found, each: each.state_store(found), self, store)

@@ -5,10 +5,8 @@ island exchanges after a step's last update: what the step computed under fixed 
 the weights that came of it. In mode SFT it exchanges after any update that is due.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Any
-
-from torch import Tensor
 
 from shoal import telemetry
 from shoal.storage import Store
@@ -43,6 +41,7 @@ class Islands(Extension):
         self._config, self._progress = context.config, context.progress
         self._supervised = context.config.sft is not None
         self.membership = Membership(context.config, self._own, context.ranks, policy, context.alive)
+        self.extra_state = self.membership
         self.share = (self.membership.share, self.membership.shares)
         self.catches_up = not self.membership.federated
 
@@ -89,18 +88,6 @@ class Islands(Extension):
 
     def close(self) -> None:
         self.membership.close()
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.membership.tensors()
-
-    def empty(self) -> dict[str, Tensor]:
-        return self.membership.empty()
-
-    def check(self, keys: Collection[str]) -> None:
-        self.membership.check(keys)
-
-    def take_up(self, tensors: Mapping[str, Tensor]) -> None:
-        self.membership.take_up(tensors)
 
     def progress(self) -> dict[str, Any]:
         return {"islands": self.membership.progress()}
