@@ -164,15 +164,9 @@ class Generation:
         if keeper is None or not all(keeper.has(lease) for lease in self.batch.leases):
             return False
         self.leave()
-        cut = self._engine.cut()
-        self._ended([(name, made) for name, made in cut if made.finish_reason != "cut"])
-        for name, made in cut:
-            if made.finish_reason == "cut":
-                metrics.TOKENS.inc(made.sampled)
-                row, dropped = self.batch.cut(name, made, self.loaded.version)
-                metrics.LOST.labels("leaving").inc(dropped)
-                if row is not None and len(row.episode.tokens) > row.kept:
-                    keeper.add(row, row.episode.since(row.kept, self.batch.segment_tokens))
+        for row in self._cut("leaving"):
+            if len(row.episode.tokens) > row.kept:
+                keeper.add(row, row.episode.since(row.kept, self.batch.segment_tokens))
         self._hand_in()
         keeper.flush(self._clock())
         for lease in list(self.batch.leases):
@@ -236,18 +230,23 @@ class Generation:
         windows = [lease.given.work.window for lease in self.batch.leases]
         if not all(oldest <= newest.version <= last for oldest, last in windows):
             return
-        cut, going = self._engine.cut(), []
+        going = self._cut("swap")
+        self._load(newest)
+        for row in going:
+            self.batch.started(row, self._engine.start(row.episode.request()))
+
+    def _cut(self, why: str) -> list[Row]:
+        """Take the running rows out of the engine. Those that may go on; what was dropped of them is lost by `why`."""
+        cut, rows = self._engine.cut(), []
         self._ended([(name, made) for name, made in cut if made.finish_reason != "cut"])
         for name, made in cut:
             if made.finish_reason == "cut":
                 metrics.TOKENS.inc(made.sampled)
                 row, dropped = self.batch.cut(name, made, self.loaded.version)
-                metrics.LOST.labels("swap").inc(dropped)
+                metrics.LOST.labels(why).inc(dropped)
                 if row is not None:
-                    going.append(row)
-        self._load(newest)
-        for row in going:
-            self.batch.started(row, self._engine.start(row.episode.request()))
+                    rows.append(row)
+        return rows
 
     def _give_up(self, now: float) -> None:
         for lease in self.batch.sealed(self._desk.info):
