@@ -29,8 +29,7 @@ from shoal_operator.engine.lease import LeaseHolder
 from shoal_operator.engine.metrics import Gauges, Metrics
 from shoal_operator.engine.progress import RunProgressReader
 from shoal_operator.engine.queue import MAX_RETRY_SECONDS, WorkQueue
-from shoal_operator.engine.relist import Relister, WatchedKind
-from shoal_operator.engine.relist import RelistTiming as RelistTiming
+from shoal_operator.engine.relist import Relister, RelistTiming, WatchedKind
 from shoal_operator.engine.storage_classes import StorageClasses
 from shoal_operator.engine.unchanged import Unchanged
 from shoal_operator.engine.warning_events import WarningEvents

@@ -22,7 +22,7 @@ from shoal_operator.engine.informer import DEAF_SECONDS
 from shoal_operator.engine.kinds import CACHED, OWN, Key, Resource
 from shoal_operator.engine.lease import LeaseHolder
 from shoal_operator.engine.manager import STUCK_SECONDS, Manager, Options
-from shoal_operator.engine.relist import RelistTiming as RelistTiming
+from shoal_operator.engine.relist import RelistTiming
 from shoal_operator.kopf_loop import KopfLoop
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/ops/leases"

@@ -22,7 +22,7 @@ from shoal.contracts.weights import CheckpointFile, ShardDescriptor, VersionOpen
 from shoal.crypto.keys import PrivateKey
 from shoal.files import file_sha256
 from shoal.retries import Words
-from shoal.storage import NotFound, Store, delta
+from shoal.storage import Store, delta
 from shoal.storage.checkpoint_files import digest_of_shards
 
 COPIES = 4
@@ -263,17 +263,3 @@ def _restore_shard(
         tree.publish_file(version, path.name, part)
     elif tree.read(version, descriptor_name) != descriptor:
         tree.publish(version, descriptor_name, descriptor)
-
-
-__all__ = [
-    "CannotRestore",
-    "NotFound",
-    "SealedMeanwhile",
-    "StoreCopy",
-    "at_once",
-    "checkpoint_files",
-    "copy_to_store",
-    "cut_into",
-    "restore",
-    "seal",
-]

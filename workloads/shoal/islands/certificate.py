@@ -98,6 +98,3 @@ def count_votes(
     if not most(signatures, mine.members):
         return None, against
     return CertificateLink(agreement=mine, signatures=signatures), against
-
-
-__all__ = ["VOTE_BYTES", "BadCertificate", "Certificate", "check", "count_votes", "enough", "extended"]

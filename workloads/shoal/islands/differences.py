@@ -79,6 +79,3 @@ class Differing:
         wait = max(REMEMBERED_SECONDS, 2 * (usual_seconds or 0.0))
         self._found[island] = (found, self._clock() + min(wait, LONGEST_REMEMBERED_SECONDS))
         return found
-
-
-__all__ = ["WORDS", "Differing", "differences"]

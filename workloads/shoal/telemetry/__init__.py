@@ -5,7 +5,6 @@ from shoal.telemetry.logs import every_line, get_logger, start
 from shoal.telemetry.metrics import BUSY_SECONDS, busy, unmeasured
 from shoal.telemetry.waiting import (
     STOP,
-    Deadline,
     Stopped,
     end_with_torchrun,
     install_signals,
@@ -18,7 +17,6 @@ __all__ = [
     "BUSY_SECONDS",
     "OPENMETRICS",
     "STOP",
-    "Deadline",
     "Liveness",
     "Stopped",
     "busy",

@@ -275,6 +275,3 @@ def _stay_on_loopback(given: Mapping[str, str]) -> None:
     """On one machine every listener stays on loopback; gloo would take the address of the host's name."""
     if given.get("SHOAL_BIND", "").startswith("127."):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-
-
-__all__ = ["BadDivision", "ContextGroup", "PeerLost", "Ranks", "start_ranks", "waiting_for"]
