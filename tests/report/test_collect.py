@@ -10,7 +10,7 @@ from shoal.contracts import keys
 from shoal.contracts.signed import sign
 from shoal.ledger.entries import GENESIS, LedgerEntry
 from shoal.report.collect import ReportData, collect, first_and_last, utilisation
-from shoal.report.facts import StoreFacts, read_store
+from shoal.report.facts import StoreFacts, StoreReader
 from shoal.report.records import SessionRecord, samples_of
 
 BUSY = 'shoal_busy_seconds_total{phase="%s"}'
@@ -68,7 +68,7 @@ def test_files_and_groups_are_counted_from_what_lies_in_the_store(tmp_path) -> N
     for number, (outcome, reason) in enumerate([("accept", None)] * 4 + [("reject", "computation"), ("expired", None)]):
         run.add_verdict(verdict(number, outcome, reason))
     run.add_version(1, {"model.safetensors": b"x" * 3000})
-    data = report(found=read_store(run.store))
+    data = report(found=StoreReader(run.store).read())
     assert data.to_json() | {
         "files_accepted": 4, "files_rejected": 1, "files_expired": 1, "files_inconclusive": 0,
         "reject_reasons": {"computation": 1}, "groups_used": 64, "groups_dropped": 6, "completion_tokens": 1000,
@@ -82,7 +82,7 @@ def test_a_ledger_that_disagrees_with_the_verdicts_is_a_note(tmp_path) -> None:
     for number in range(2):
         entry = LedgerEntry(number=number, previous=GENESIS, run="demo", unix=1.0, fact=fact("accepted", node=NODE))
         run.store.put(keys.ledger_entry(number), sign(entry, run.role_keys["orchestrator"]).to_json())
-    notes = report(found=read_store(run.store)).notes
+    notes = report(found=StoreReader(run.store).read()).notes
     assert "the ledger has 2 entries 'accepted', the store 1 verdicts 'accept'; the report counts verdicts" in notes
 
 
@@ -90,7 +90,7 @@ def test_an_object_that_is_not_readable_is_left_out_and_named(tmp_path) -> None:
     run = RunFolder(tmp_path)
     run.add_step(step_metrics(0))
     run.store.put(keys.step_metrics(1), b'{"step": "one"}')
-    found = read_store(run.store)
+    found = StoreReader(run.store).read()
     assert [metrics.step for metrics in found.steps] == [0]
     assert found.notes[0].startswith("steps/000001/metrics.json cannot be read and was left out")
 

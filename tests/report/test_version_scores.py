@@ -14,7 +14,7 @@ from shoal.contracts.evaluation import BestVersion, EvaluationProgress
 from shoal.evaluation.versions import VersionEvaluation
 from shoal.report.collect import collect
 from shoal.report.evaluations import COLUMNS, score_rows
-from shoal.report.facts import StoreFacts, read_store
+from shoal.report.facts import StoreFacts, StoreReader
 from shoal.report.html import page
 from shoal.report.times import StoreTimes
 from shoal.report.view import SnapshotHistory
@@ -37,7 +37,7 @@ def facts(tmp_path: Path) -> StoreFacts:
         store.put(keys.evaluation(record.version, "sums"), record.to_json())
     store.put(keys.BEST_VERSION, BEST.to_json())
     store.put(keys.evaluation(18, "sums"), b"{}")
-    return read_store(store)
+    return StoreReader(store).read()
 
 
 def test_records_are_read_and_one_that_is_not_readable_is_a_note(facts: StoreFacts) -> None:

@@ -51,14 +51,14 @@ def report_elsewhere(
 ) -> Report:
     """Write the report of a run from its store alone, into `output` or `<run>-report/`; raises `InputWrong`."""
     from shoal.report.access import access_of
-    from shoal.report.facts import read_store
+    from shoal.report.facts import StoreReader
     from shoal.report.prometheus import NoReadings, read_prometheus
     from shoal.report.write import Readings, report_of
     from shoal.storage import StoreUnavailable
 
     try:
         access = access_of(source)
-        facts = read_store(source.store)
+        facts = StoreReader(source.store).read()
         if not facts.steps and not facts.verdicts:
             raise InputWrong(
                 f"run {access.run}: has trained no step and judged no file yet, so there is nothing to report"

@@ -47,11 +47,6 @@ class StoreFacts:
     notes: list[str] = field(default_factory=list)
 
 
-def read_store(store: Store) -> StoreFacts:
-    """Read everything once; raises `storage.StoreUnavailable` when the store is away."""
-    return StoreReader(store).read()
-
-
 def read_steps(store: Store) -> list[StepMetrics]:
     """Metrics of the steps trained so far, in order; what is not readable is left out."""
     reader = StoreReader(store)

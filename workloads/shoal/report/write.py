@@ -16,7 +16,7 @@ from shoal.report.access import RunAccess, open_run
 from shoal.report.collect import ModelPlace, ReportData, collect
 from shoal.report.datasets import read_card, read_filter, read_task_report
 from shoal.report.export import export_model
-from shoal.report.facts import StoreFacts, read_store
+from shoal.report.facts import StoreFacts, StoreReader
 from shoal.report.html import page
 from shoal.report.loading import LoadCommand, load_commands
 from shoal.report.plots import all_plots
@@ -63,7 +63,7 @@ def report_of(
     access: RunAccess, readings: Readings, folder: Path, model_folder: Path, facts: StoreFacts | None = None
 ) -> Report:
     """Write the report of an opened run into `folder`, which is there; raises `storage.StoreUnavailable`. `facts`: if they were read already."""
-    facts = read_store(access.store) if facts is None else facts
+    facts = StoreReader(access.store).read() if facts is None else facts
     facts.notes += readings.notes
     model: ModelPlace | None = None
     try:
