@@ -99,7 +99,7 @@ def _island(setting: Setting, index: int, count: int, host: Host, lighthouse: st
         began = time.monotonic()
         learner.update(number, [index], setting.rows)
         computing += time.monotonic() - began
-        said = island.after_update(number + 1)
+        said = island.exchange(number + 1) if island.due() else None
         if said is not None:
             rounds.append(
                 {

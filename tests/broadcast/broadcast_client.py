@@ -2,12 +2,13 @@
 
 import random
 import ssl
+import time
 from pathlib import Path
 
 from broadcast_peers import OddRelay
 from broadcast_run import RUN, Keys, checkpoint, put_outbox
 
-from shoal.broadcast import publishing
+from shoal.broadcast import publishing, relay_choice
 from shoal.broadcast.bases import Bases
 from shoal.broadcast.download import Downloader
 from shoal.broadcast.pieces import WantedVersion
@@ -76,6 +77,11 @@ class Client:
     def files(self, version: int = 7) -> dict[str, bytes]:
         folder = self.weights.path(version)
         return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in OWN_FILES}
+
+
+def weights_of(sources: Sources) -> dict[str, float]:
+    """By which the next source is drawn."""
+    return relay_choice.weights(sources._records, time.monotonic())
 
 
 def shards_asked(relay: OddRelay) -> list[str]:

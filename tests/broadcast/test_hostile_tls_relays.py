@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from broadcast_certificates import Authority
-from broadcast_client import Client, Published, shards_asked
+from broadcast_client import Client, Published, shards_asked, weights_of
 from broadcast_peers import OddRelay
 from broadcast_run import SHARD, Keys, checkpoint
 
@@ -109,7 +109,7 @@ def test_a_version_arrives_whole_beside_a_hostile_relay(
     assert client.files() == checkpoint(7)
     assert shards_asked(bad), "chance asked it for nothing: take another seed"
     assert client.sources is not None
-    weights = client.sources.weights()
+    weights = weights_of(client.sources)
     assert weights[bad.url] < weights[good.url]
 
 

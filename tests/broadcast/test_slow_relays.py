@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from broadcast_client import Client, Published, shards_asked
+from broadcast_client import Client, Published, shards_asked, weights_of
 from broadcast_peers import OddRelay
 from broadcast_run import SHARD, Keys, checkpoint
 
@@ -71,7 +71,7 @@ def test_a_stolen_shard_goes_on_from_the_byte_it_had_reached(
     assert resumed
     assert all(wanted.startswith("bytes=") and wanted != "bytes=0-" for wanted in resumed)
     assert client.sources is not None
-    weights = client.sources.weights()
+    weights = weights_of(client.sources)
     assert weights[bad.url] < weights[good.url]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from broadcast_client import Client, Published, shards_asked
+from broadcast_client import Client, Published, shards_asked, weights_of
 from broadcast_peers import OddRelay
 from broadcast_pods import Pods
 from broadcast_run import RUN, SHARD, Keys, checkpoint
@@ -117,7 +117,7 @@ def test_a_relay_that_breaks_off_is_left_and_the_shard_goes_on_elsewhere_by_rang
     assert client.transfer is not None
     assert client.transfer.received_bytes == sum(len(data) for data in checkpoint(7).values())
     assert client.sources is not None
-    weights = client.sources.weights()
+    weights = weights_of(client.sources)
     assert weights[breaking.url] < weights[good.url]
 
 
@@ -245,7 +245,7 @@ def test_what_an_earlier_process_had_is_not_fetched_again(published: Published, 
 def test_a_refused_token_is_no_fault_of_the_relay(published: Published, client: Client, pods: Pods) -> None:
     source = pods.odd_relay(published.www)
     sources = Sources([source.url], random.Random(1))
-    before = sources.weights()
+    before = weights_of(sources)
     source.refuse = True
     transfer = Transfer(
         WantedVersion(RUN, 7, client.trainer_key),
@@ -255,4 +255,4 @@ def test_a_refused_token_is_no_fault_of_the_relay(published: Published, client: 
         stall_seconds=0.5,
     )
     assert transfer.run() is TransferOutcome.STALLED
-    assert sources.weights() == before
+    assert weights_of(sources) == before

@@ -71,7 +71,7 @@ def train(name: str, folder: Path, port: int, count: int, rank: int = 0, world: 
         loss = learn(policy, optimizer, [batch_of(chosen, 64, rank, world)], 64, lambda: None).loss
         position += 1
         time.sleep(0.02)  # two cores for all: leave some to the others
-        said = island.after_update(position)
+        said = island.exchange(position) if island.due() else None
         if said is not None:
             position = said.position
             note(folder, written, island, said, loss)
@@ -82,7 +82,7 @@ def note(folder: Path, name: str, island: Island, said: Exchanged | None, loss: 
         return
     line = {
         "pid": os.getpid(), "round": said.round, "digest": island.shared.digest(), "loss": loss,
-        "in_place": bool(torch.equal(island.weights(), island.shared.weights)), "islands": said.islands,
+        "in_place": bool(torch.equal(island._parameters.read(), island.shared.weights)), "islands": said.islands,
         "contributors": said.contributors, "joined": said.joined, "position": said.position,
     }  # fmt: skip
     with (folder / f"{name}.jsonl").open("a") as file:

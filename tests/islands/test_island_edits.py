@@ -315,7 +315,11 @@ def test_who_is_excluded_neither_meets_nor_holds_up_nor_is_held_up_for() -> None
     found = met(notice("island-0"), *there, excluded=("island-2",))
     assert found is not None
     assert found.meeting is not None
-    assert (found.meeting.islands, found.came, found.held) == (["island-0", "island-1"], ["island-0", "island-1"], {})
+    assert ([each.island for each in found.meeting.notices], found.came, found.held) == (
+        ["island-0", "island-1"],
+        ["island-0", "island-1"],
+        {},
+    )
 
 
 def test_a_member_of_another_layout_holds_its_group_up_with_the_reason() -> None:

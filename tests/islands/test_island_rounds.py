@@ -246,7 +246,7 @@ def test_a_saved_state_is_taken_up_again(crowd: Crowd) -> None:
     again.restore(island.shared, island.certificate)
     assert again.shared.digest() == island.shared.digest()
     assert again.position == 5
-    assert again.weights()[0] == 0.25, "what was learnt since the round is gone"
+    assert again._parameters.read()[0] == 0.25, "what was learnt since the round is gone"
     again.close()
     short = replace(island.shared)
     short.momentum = torch.zeros(3)  # a file may say so; types are held while tests run where a state is made

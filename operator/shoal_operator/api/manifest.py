@@ -46,7 +46,6 @@ class ManifestError(ValueError):
     """A manifest with mistakes; `str` gives one line for each."""
 
     def __init__(self, mistakes: Sequence[Mistake]) -> None:
-        self.mistakes = tuple(mistakes)
         super().__init__("\n".join(str(mistake) for mistake in mistakes))
 
 

@@ -52,7 +52,6 @@ class LocalCluster:
     namespace = "local"
     enforces_volumes = False
     has_images = False
-    bind = None
 
     def __init__(self, folder: Path, subnet: Subnet, table: ProcessTable) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -182,7 +182,7 @@ def test_what_a_run_learnt_before_its_restart_is_part_of_the_round_that_it_joins
     at_one_meeting(reef, first, second)
     for _ in range(2):
         learnt(second)
-    weights, state = second._island.weights(), second.tensors()
+    weights, state = second._island._parameters.read(), second.tensors()
     second.close()
     again = reef.member(NAMES[1])
     again.take_up(state)
@@ -271,7 +271,7 @@ def test_what_was_learnt_before_a_restart_is_part_of_the_last_exchange_though_no
         learnt(member)
     at_one_meeting(reef, first, second)
     learnt(second)
-    weights, state = second._island.weights(), second.tensors()
+    weights, state = second._island._parameters.read(), second.tensors()
     second.close()
     again = reef.member(NAMES[1])
     again.take_up(state)

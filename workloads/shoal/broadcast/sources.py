@@ -60,8 +60,3 @@ class Sources:
     def urls(self) -> list[str]:
         with self._lock:
             return list(self._records)
-
-    def weights(self) -> dict[str, float]:
-        """Present weights, for logs and metrics."""
-        with self._lock:
-            return relay_choice.weights(self._records, time.monotonic())

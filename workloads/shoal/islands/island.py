@@ -132,10 +132,6 @@ class Island:
         """How far the islands are, in the trainer's own count."""
         return self.shared.meta.position
 
-    def weights(self) -> Float[Tensor, " values"]:
-        """The parameters as they are now, on the host: this rank's parts."""
-        return self._parameters.read()
-
     def restore(self, shared: SharedState, certificate: Certificate) -> None:
         """Take up a saved state and what vouches for it. The parameters are left as they are: they may have learnt since."""
         for name, vector in (("weights", shared.weights), ("momentum", shared.momentum)):
@@ -168,10 +164,6 @@ class Island:
         if self._members is not None:
             self._members.updated()
         return self._updates >= self._settings.inner_steps
-
-    def after_update(self, position: int) -> Exchanged | None:
-        """Count an update of the inner optimizer, and exchange when it is time."""
-        return self.exchange(position) if self.due() else None
 
     def exchange(self, position: int, seconds: float | None = None) -> Exchanged | None:
         """Make a round now, with those that are met within `seconds`, or the settings' wait. None when it was not made: what was learnt stays,

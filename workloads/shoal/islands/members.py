@@ -48,10 +48,6 @@ class Meeting:
     name: str
     notices: list[IslandNotice]
 
-    @property
-    def islands(self) -> list[str]:
-        return [notice.island for notice in self.notices]
-
 
 @dataclass(frozen=True)
 class Encounter:

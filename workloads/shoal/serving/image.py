@@ -75,11 +75,6 @@ class ModelImage:
     blobs: list[Blob]
     manifest: Blob
 
-    @property
-    def nbytes(self) -> int:
-        """Of all blobs."""
-        return sum(blob.size for blob in self.blobs) + self.manifest.size
-
 
 def model_image(folder: Path, promotion: Promotion) -> ModelImage:
     """The image of the checkpoint in `folder`. Reads every file once. Raises `InputWrong` for a folder without files.
