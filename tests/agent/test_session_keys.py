@@ -12,7 +12,7 @@ from shoal.agent.session import MustJoinError, Session
 from shoal.contracts.protocol import Invite
 from shoal.contracts.run import NodeConfig
 from shoal.contracts.signed import Signed, sign
-from shoal.contracts.trust import TrustedKeys
+from shoal.contracts.trust import KeysNotice, TrustedKeys
 from shoal.transport import SignedClient, Unavailable
 
 
@@ -72,3 +72,18 @@ def test_a_roster_of_discovery_makes_a_member_ask_the_orchestrator_for_the_past(
         session._keys_due = 0.0
         session._learn_keys()
     assert [everything for orchestrator, everything in asked if orchestrator] == [True, True, False]
+
+
+def test_kept_keys_are_not_written_through_a_link_of_a_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
+    run = tmp_path / "run"
+    run.mkdir()
+    mine = tmp_path / "node.pem"
+    mine.write_bytes(b"the agent's key")
+    for name in ("keys.json", ".keys.json.partial", "keys.partial"):
+        (run / name).symlink_to(mine)
+    session, _ = invited(RunKeys(RUN, key(1), dict(ROLE_KEYS)))
+    session._keep_keys()
+    assert mine.read_bytes() == b"the agent's key"
+    assert not (run / "keys.json").is_symlink()
+    assert KeysNotice.from_json((run / "keys.json").read_bytes()) == KeysNotice(roster=session._trust.notice.roster)
