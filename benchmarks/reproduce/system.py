@@ -54,7 +54,7 @@ from shoal.contracts.tasks import Task, tasks_digest
 from shoal.contracts.verdicts import Verdict
 from shoal.orchestrator.work.step_counter import signal_groups
 from shoal.report.access import RunAccess, has_orchestrator, open_run
-from shoal.report.facts import StoreFacts, read_store
+from shoal.report.facts import StoreFacts, StoreReader
 from shoal.storage.versions import materialise, sealed_versions, versions_with_shards
 from shoal_operator.api.manifest import load_manifest
 
@@ -171,7 +171,7 @@ def one_run(name: str, seed: int, steps: int, cache: Path) -> None:
     copy_versions(folder, home / "versions")
     access = open_run(folder)
     check_tasks(access, start.tasks)
-    records = records_of(read_store(access.store), arm, steps)
+    records = records_of(StoreReader(access.store).read(), arm, steps)
     for version in range(0, steps + 1, agreement.MEASURE_EVERY_STEPS):
         records[version] |= measured(home / "versions" / keys.version_name(version), version, arm, start, seed)
     columns = compact(records)

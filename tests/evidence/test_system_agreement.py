@@ -33,7 +33,7 @@ from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.datasets import import_files
 from shoal.errors import InputWrong
 from shoal.report.access import open_run
-from shoal.report.facts import StoreFacts, read_store
+from shoal.report.facts import StoreFacts, StoreReader
 
 ARM = MATCHED_ARMS["matched_async2"]
 STEPS = 10
@@ -133,7 +133,7 @@ def finished(folder: Path, steps: int = STEPS) -> StoreFacts:
         run.add_verdict(verdict(step, 1, "accept", MIXED * 4))
         run.add_verdict(verdict(step, 2, "reject", []))
         run.add_verdict(verdict(step, 3, "expired", []))
-    return read_store(open_run(run.path).store)
+    return StoreReader(open_run(run.path).store).read()
 
 
 def test_a_record_has_the_rewards_of_all_accepted_rows_and_the_lag_of_the_trained_ones(tmp_path: Path) -> None:
