@@ -22,8 +22,8 @@ def container(**changes: Any) -> ContainerView:
 
 def pod(*containers: ContainerView, **changes: Any) -> PodView:
     values: dict[str, Any] = {
-        "name": "demo-trainer-1-0", "address": "127.17.0.9", "phase": "Running", "ready": True, "restarts": 0,
-        "message": "", "containers": containers,
+        "name": "demo-trainer-1-0", "component": "trainer", "address": "127.17.0.9", "phase": "Running", "ready": True,
+        "restarts": 0, "message": "", "containers": containers,
     }  # fmt: skip
     return PodView(**(values | changes))
 

@@ -42,6 +42,7 @@ class PodView:
     """A pod's visible state. `phase` is Pending, Running, Succeeded, Failed or Stopping."""
 
     name: str
+    component: str
     address: str
     phase: str
     ready: bool
@@ -190,7 +191,7 @@ class Pod:
     def view(self) -> PodView:
         views = tuple(container.view() for container in self._all)
         message = self._message or next((view.message for view in views if view.message), "")
-        return PodView(self.name, self.address, self.phase, self.ready, self.restarts, message, views)
+        return PodView(self.name, self.component, self.address, self.phase, self.ready, self.restarts, message, views)
 
     @property
     def _all(self) -> list[RunningContainer]:

@@ -115,7 +115,7 @@ def test_config_maps_share_a_folder_and_what_is_optional_may_be_absent(tmp_path:
 
 
 def view(phase: str, container: ContainerView | None = None, message: str = "") -> PodView:
-    return PodView("sums-0", "127.0.0.2", phase, False, 0, message, (container,) if container else ())
+    return PodView("sums-0", "trainer", "127.0.0.2", phase, False, 0, message, (container,) if container else ())
 
 
 def test_a_process_that_keeps_ending_is_a_crashing_pod() -> None:
