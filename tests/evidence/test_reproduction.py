@@ -11,12 +11,13 @@ import pytest
 from benchmarks.reproduce import claims, early_warning
 from benchmarks.reproduce.__main__ import compact, digest
 from benchmarks.reproduce.arms import ARMS, EXPERIMENTS, INFLIGHT_ARMS, MATCHED_ARMS, PILOT_ARMS, SEEDS, needed
-from benchmarks.reproduce.base import hard_tasks, padded_addition
+from benchmarks.reproduce.base import hard_tasks, padded_addition, start_of
 from benchmarks.reproduce.page import BEGIN, END, HOW, tables, write_page
 from benchmarks.reproduce.summary import at_end, column, curve, each, interval, paired
 
 from shoal.environments.arithmetic import Arithmetic
 from shoal.environments.base import Score
+from shoal.files import file_sha256
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -274,6 +275,20 @@ def test_runs_that_began_with_other_base_models_are_no_pair() -> None:
     found = claims.decide(claim("within", margin=0.1), runs)
     assert (found.seeds, found.estimate, found.outcome) == (4, 0.0, "shown")
     assert claims.apart(claim("within"), runs) == 4
+
+
+@pytest.mark.soak
+def test_a_seeds_base_model_is_the_same_whatever_instructions_a_machine_prefers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two kinds of processor make two models when each uses its own."""
+    found = set()
+    for kind in ("avx2", "avx512"):
+        monkeypatch.setenv("ATEN_CPU_CAPABILITY", kind)
+        (tmp_path / kind).mkdir()
+        start = start_of(MATCHED_ARMS["matched_async2"], 9, tmp_path / kind)
+        found.add(file_sha256(start.folder / "model.safetensors"))
+    assert len(found) == 1
 
 
 def test_arms_that_cannot_share_a_base_model_are_compared_by_seed() -> None:
