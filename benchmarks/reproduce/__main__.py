@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reproduce import agreement, claims, early_warning
+from benchmarks.reproduce import agreement, claims, early_warning, overlap
 from benchmarks.reproduce.arms import ARMS, MATCHED_ARMS, PILOT_ARMS, RECIPE, SEEDS, WIDTH, Arm, needed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,8 +71,9 @@ def write_tables(runs: dict[str, Any], system: Path, page: Path) -> None:
     """Write all tables of the page. `system` is the file of the real system's runs, which need not be there."""
     from benchmarks.reproduce.page import claims_table, write_page
 
-    beside = agreement.table(agreement.read(system), seeds_of(runs))
-    tables = [claims_table(_decided(runs)), early_warning.table(_signs(runs)), *filter(None, [beside])]
+    ran = agreement.read(system)
+    beside = filter(None, [agreement.table(ran, seeds_of(runs)), overlap.table(ran)])
+    tables = [claims_table(_decided(runs)), early_warning.table(_signs(runs)), *beside]
     write_page(runs, "".join(f"{each}\n" for each in tables), page)
 
 

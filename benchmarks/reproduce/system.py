@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
-from benchmarks.reproduce import agreement
+from benchmarks.reproduce import agreement, overlap
 from benchmarks.reproduce.__main__ import (
     CACHE,
     RESULT,
@@ -48,6 +48,7 @@ from benchmarks.reproduce.__main__ import (
 from benchmarks.reproduce.arms import ARMS, MATCHED_ARMS, MATCHED_STEPS, Arm
 from benchmarks.reproduce.summary import began_alike
 from shoal.contracts import keys
+from shoal.contracts.recipe import Recipe
 from shoal.contracts.run import Prepared
 from shoal.contracts.steps import StepBatch
 from shoal.contracts.tasks import Task, tasks_digest
@@ -55,6 +56,7 @@ from shoal.contracts.verdicts import Verdict
 from shoal.orchestrator.work.step_counter import signal_groups
 from shoal.report.access import RunAccess, has_orchestrator, open_run
 from shoal.report.facts import StoreFacts, StoreReader
+from shoal.report.times import read_times
 from shoal.storage.versions import materialise, sealed_versions, versions_with_shards
 from shoal_operator.api.manifest import load_manifest
 
@@ -104,6 +106,7 @@ def main() -> None:
         write_results(CACHE, SYSTEM_RESULT)
         runs = known_runs(RESULT, ARMS | MATCHED_ARMS)
         write_tables(runs, SYSTEM_RESULT, ROOT / "docs" / "reproduction.md")
+        overlap.draw(agreement.read(SYSTEM_RESULT), ROOT / "docs" / "images" / "reproduction" / "overlap.png")
 
 
 def manifest(arm: Arm, seed: int, steps: int, model: Path, tasks: Path) -> dict[str, Any]:
@@ -120,7 +123,7 @@ def manifest(arm: Arm, seed: int, steps: int, model: Path, tasks: Path) -> dict[
         )
     made: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     made["metadata"]["name"] = run_name(arm, seed)
-    recipe = arm.full_recipe().model_dump(mode="json", by_alias=True, exclude_unset=True)
+    recipe = recipe_of(arm).model_dump(mode="json", by_alias=True, exclude_unset=True)
     spec = made["spec"]
     spec |= {
         "model": {"path": str(model)},
@@ -128,7 +131,7 @@ def manifest(arm: Arm, seed: int, steps: int, model: Path, tasks: Path) -> dict[
         "steps": steps,
         "seed": seed,
         "asyncLevel": arm.async_level,
-        "recipe": recipe | {"onlineFilter": "TaskReward" if arm.online_filter else "None"},
+        "recipe": recipe,
         "sampling": {
             "temperature": 1.0,
             "maxCompletionTokens": arm.max_completion,
@@ -139,6 +142,11 @@ def manifest(arm: Arm, seed: int, steps: int, model: Path, tasks: Path) -> dict[
     spec["relayServer"]["keptVersions"] = KEPT_VERSIONS
     spec["trainer"]["settings"] = {"compile": arm.compiled}
     return made
+
+
+def recipe_of(arm: Arm) -> Recipe:
+    """The arm's recipe with its online filter, which the simulator keeps apart."""
+    return arm.full_recipe().model_copy(update={"online_filter": "TaskReward" if arm.online_filter else "None"})
 
 
 def run_name(arm: Arm, seed: int) -> str:
@@ -171,12 +179,16 @@ def one_run(name: str, seed: int, steps: int, cache: Path) -> None:
     copy_versions(folder, home / "versions")
     access = open_run(folder)
     check_tasks(access, start.tasks)
-    records = records_of(StoreReader(access.store).read(), arm, steps)
+    facts = StoreReader(access.store).read()
+    records = records_of(facts, arm, steps)
+    spent, bars = overlap.of_run(facts, read_times(access.store), recipe_of(arm))
+    for record, seconds in zip(records, spent, strict=False):
+        record |= seconds
     for version in range(0, steps + 1, agreement.MEASURE_EVERY_STEPS):
         records[version] |= measured(home / "versions" / keys.version_name(version), version, arm, start, seed)
     columns = compact(records)
     beside = simulated_beside(name, seed, columns, cache)
-    write_whole(place, {"system": columns, "simulator": {each: beside[each] for each in OF_SIMULATOR}})
+    write_whole(place, {"system": columns, "simulator": {each: beside[each] for each in OF_SIMULATOR}, "bars": bars})
     shutil.rmtree(home)
     print(
         f"{name} seed {seed}: {columns['held_out_reward'][-1]} after {steps} steps, {minutes:.1f} minutes", flush=True
