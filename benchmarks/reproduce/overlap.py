@@ -151,7 +151,7 @@ def table(document: Mapping[str, Any]) -> str:
         "",
         "![Six steps of each arm: broadcast, generation, verification and training](images/reproduction/overlap.png)",
         "",
-        "| run | broadcast | first file | full batch | check of a file | training | trainer waited | training beside sampling |",
+        "| run | published in | first file | full batch | check of a file | training | trainer waited | training beside sampling |",
         "|---|---|---|---|---|---|---|---|",
         *PAPER,
         *rows,
