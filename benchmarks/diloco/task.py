@@ -3,8 +3,10 @@
 In: seeds. Out: rows, and a policy with its optimizer. The updates are the trainer's own (`shoal.training.sft.method`). Called by `islands`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,7 +23,16 @@ HELD_OUT_ROWS = 128
 LEARNING_RATE, WARMUP_STEPS = 2e-3, 10
 
 
-def addition(chance: np.random.Generator) -> Sample:
+def row(prompt: Sequence[int], completion: Sequence[int]) -> Sample:
+    """A row of which the completion is learnt."""
+    count = len(completion)
+    return Sample(
+        bytes(prompt).decode("latin-1"), np.array([*prompt, *completion]), len(prompt), np.ones(count, bool),
+        np.zeros(count, np.float32), 1.0, 0, 0.0, 0.0, 0.0,
+    )  # fmt: skip
+
+
+def addition(chance: np.random.Generator, *, held_out: bool) -> Sample:  # hardly any is drawn twice
     """`12+34=` and `<2+4+0=6,1+3+0=4>46`."""
     first, second = (int(value) for value in chance.integers(0, 1000, 2))
     steps, carry = [], 0
@@ -29,13 +40,7 @@ def addition(chance: np.random.Generator) -> Sample:
         total = int(a) + int(b) + carry
         steps.append(f"{a}+{b}+{carry}={total}")
         carry = total // 10
-    prompt = list(f"{first}+{second}=".encode())
-    completion = [*f"<{','.join(steps)}>{first + second}".encode(), END]
-    count = len(completion)
-    return Sample(
-        f"{first}+{second}", np.array(prompt + completion), len(prompt), np.ones(count, bool),
-        np.zeros(count, np.float32), 1.0, 0, 0.0, 0.0, 0.0,
-    )  # fmt: skip
+    return row(list(f"{first}+{second}=".encode()), [*f"<{','.join(steps)}>{first + second}".encode(), END])
 
 
 def write_base(folder: Path, hidden: int, layers: int, seed: int) -> Path:
@@ -50,6 +55,12 @@ def write_base(folder: Path, hidden: int, layers: int, seed: int) -> Path:
     return folder
 
 
+class Draw(Protocol):
+    """Draws one row."""
+
+    def __call__(self, chance: np.random.Generator, *, held_out: bool) -> Sample: ...
+
+
 @dataclass
 class Learner:
     """One model in training. Rows of update `u` are drawn from (seed, worker, u): islands never see one another's, nor any twice."""
@@ -57,21 +68,23 @@ class Learner:
     policy: Policy
     optimizer: Optimizer
     seed: int
+    draw: Draw
+    pack: int
     tokens: int = 0
 
     @classmethod
-    def start(cls, base: Path, seed: int, updates: int) -> "Learner":
+    def start(cls, base: Path, seed: int, updates: int, draw: Draw = addition, pack: int = PACK) -> "Learner":
         """A learner that will make so many updates: its learning rate falls to nothing over them, as in every long run."""
         torch.set_num_threads(1)
         settings = SftSettings(
             dataset=SftDataset(path="/none"),
             learning_rate=LEARNING_RATE,
             warmup_steps=WARMUP_STEPS,
-            max_sequence_length=PACK,
+            max_sequence_length=pack,
         )
         policy = load_policy(base)
         optimizer = Optimizer(policy.parameters(), settings, lambda done: cosine_rate(settings, done, updates))
-        return cls(policy, optimizer, seed)
+        return cls(policy, optimizer, seed, draw, pack)
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -82,13 +95,13 @@ class Learner:
         chosen = []
         for worker in workers:
             chance = np.random.default_rng([self.seed, worker, number])
-            chosen += [addition(chance) for _ in range(rows)]
-        batch = batch_of(chosen, PACK)
+            chosen += [self.draw(chance, held_out=False) for _ in range(rows)]
+        batch = batch_of(chosen, self.pack)
         self.tokens += batch.tokens
-        return learn(self.policy, self.optimizer, [batch], PACK, lambda: None).loss
+        return learn(self.policy, self.optimizer, [batch], self.pack, lambda: None).loss
 
     def held_out(self) -> float:
         """Mean loss over completion tokens of rows that no worker draws (nats)."""
         chance = np.random.default_rng([self.seed, 1 << 20])
-        rows = batch_of([addition(chance) for _ in range(HELD_OUT_ROWS)], PACK)
+        rows = batch_of([self.draw(chance, held_out=True) for _ in range(HELD_OUT_ROWS)], self.pack)
         return float(held_out_loss(self.policy, rows, lambda: None))
