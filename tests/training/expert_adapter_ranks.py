@@ -83,7 +83,7 @@ class Learner:
         self.policy: Policy = load_policy(base, settings, ranks)
         self.optimizer = Optimizer(self.policy.parameters(), self.recipe)
         self.copy = HostCopy(self.policy, self.optimizer, ranks)
-        self.states = States(make_store(folder / "store"), RUN, folder / "scratch" / str(ranks.rank), ranks)
+        self.states = States(make_store(folder / "store"), RUN, ranks)
 
     def step(self, step: int) -> None:
         data = self.ranks.data_rank, self.ranks.data_world

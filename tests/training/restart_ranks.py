@@ -69,13 +69,13 @@ class Watched(Store):
 class Rank:
     """What a rank trains, in this process."""
 
-    def __init__(self, base: Path, store: Store, scratch: Path, ranks: Ranks) -> None:
+    def __init__(self, base: Path, store: Store, ranks: Ranks) -> None:
         self.ranks = ranks
         self.policy = load_policy(base, TrainerSettings(), ranks, weights=base_weights(store))
         self.recipe = recipe(pack_length=48, warmup_steps=0, kl_coefficient=0.0)
         self.optimizer = Optimizer(self.policy.parameters(), self.recipe)
         self.copy = HostCopy(self.policy, self.optimizer, ranks)
-        self.states = States(store, RUN, scratch, ranks)
+        self.states = States(store, RUN, ranks)
 
     def restore(self, version: int) -> str:
         """Go on from a state; the digest of all that was read, whoever has it."""
@@ -138,7 +138,7 @@ def resident() -> int:
 
 def moved(root: Path, step: int, ranks: Ranks) -> dict[str, Any]:
     """Step `step` of a run that had another number of ranks before."""
-    rank = Rank(root / "base", make_store(root / "moving"), root / "scratch", ranks)
+    rank = Rank(root / "base", make_store(root / "moving"), ranks)
     found: dict[str, Any] = {}
     if step:
         found["restored"] = rank.restore(step)
@@ -148,7 +148,7 @@ def moved(root: Path, step: int, ranks: Ranks) -> dict[str, Any]:
 
 
 def undisturbed(root: Path, ranks: Ranks) -> dict[str, Any]:
-    rank = Rank(root / "base", make_store(root / "moving"), root / "scratch", ranks)
+    rank = Rank(root / "base", make_store(root / "moving"), ranks)
     return {"loss": [rank.step(step) for step in range(len(WORLDS))], "weights": rank.weights()}
 
 
@@ -156,7 +156,7 @@ def large(root: Path, save: bool, ranks: Ranks) -> dict[str, Any]:
     """Peaks of memory and bytes read: the base model, then a state, which this world wrote, or another did."""
     store = Watched(root / "large")
     with Peak() as loading:
-        rank = Rank(root / "large-base", store, root / "scratch", ranks)
+        rank = Rank(root / "large-base", store, ranks)
     base_bytes, store.bytes = store.bytes, 0
     if save:
         for parameter in rank.policy.parameters():
@@ -181,12 +181,10 @@ def killed(root: Path, what: str, ranks: Ranks) -> dict[str, Any]:
     started = time.monotonic()
     try:
         if what == "model":
-            Rank(root / "large-base", Watched(root / "large", killed_at=mine), root / "scratch", ranks)
+            Rank(root / "large-base", Watched(root / "large", killed_at=mine), ranks)
         else:
-            rank = Rank(root / "large-base", make_store(root / "large"), root / "scratch", ranks)
-            States(Watched(root / "large", killed_at=mine), RUN, root / "scratch", ranks).restore(
-                1, rank.copy, LIVENESS
-            )
+            rank = Rank(root / "large-base", make_store(root / "large"), ranks)
+            States(Watched(root / "large", killed_at=mine), RUN, ranks).restore(1, rank.copy, LIVENESS)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "seconds": time.monotonic() - started}
     return {"error": ""}

@@ -38,7 +38,7 @@ def save(
     tensors = {f"random/cpu/{rank:05d}": torch.full((PARTS * PART,), rank, dtype=torch.uint8)}
     said = ""
     try:
-        States(store, RUN, folder / "scratch", ranks).save(version, tensors, 0, None, History())
+        States(store, RUN, ranks).save(version, tensors, 0, None, History())
     except (StoreUnavailable, PeerLost) as error:
         said = f"{type(error).__name__}: {error}"
     (folder / f"rank-{rank}").write_text(said)

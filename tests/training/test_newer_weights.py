@@ -120,7 +120,7 @@ def test_training_goes_on_from_the_newest_version_with_the_newest_state(
     assert "not bit for bit" in said[0]["event"]
     assert all(torch.equal(made[name], tensor) for name, tensor in trainer._policy.model.state_dict().items())
     kept = HostCopy(trainer._policy, trainer._optimizer, ranks())
-    States(one.store, RUN, tmp_path / "scratch", ranks()).restore(STATE, kept, trainer._liveness)
+    States(one.store, RUN, ranks()).restore(STATE, kept, trainer._liveness)
     wanted = {key: tensor.clone() for key, tensor in kept.tensors.items() if key.startswith(("exp_avg", "step"))}
     trainer, _ = resumed(one)
     found = moments(trainer)
@@ -137,7 +137,7 @@ def test_training_goes_on_from_the_newest_version_with_the_newest_state(
     outbox = {path.name for path in (one.root / "outbox").glob("v*")}
     assert outbox >= {"v000008", "v000009"}
     assert ("v000007" in outbox) != published, "a published version is not handed over again"
-    assert States(one.store, RUN, tmp_path / "scratch", ranks()).sealed()[-1] == STEPS
+    assert States(one.store, RUN, ranks()).sealed()[-1] == STEPS
 
 
 def test_what_is_made_from_an_older_state_does_not_depend_on_where_the_weights_came_from(

@@ -150,7 +150,7 @@ def eleven(tmp_path: Path) -> Store:
 def delete_old(store: Store, tmp_path: Path) -> list[int]:
     """What the trainer leaves of the versions."""
     nothing = cast("Any", None)  # deletion asks neither the outbox nor the orchestrator
-    states = States(store, RUN, tmp_path / "scratch", ranks())
+    states = States(store, RUN, ranks())
     run = config(kept_versions=2, async_level=0)
     Delivery(run, store, states, nothing, nothing, ranks())._delete_old(CALM)
     return versions_with_shards(store)

@@ -81,7 +81,7 @@ class Trainer:
         torch.manual_seed(config.seed)  # of version 0; later ones bring their own random state
         self._optimizer = self._method.optimizer
         self._copy = HostCopy(self._policy, self._optimizer, ranks, extensions.learners(), extensions.extra_states)
-        self._states = States(context.state_store, config.run, context.scratch, ranks, self._method.data)
+        self._states = States(context.state_store, config.run, ranks, self._method.data)
         self._handover, self._saving = Handover(), Handover(STATE_SECONDS)
         self._waits = Waits(ranks, self._handover, self._saving, progress, context.liveness)
         # Adapters cannot be told from the weights that they are merged into.

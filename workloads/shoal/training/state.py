@@ -10,8 +10,6 @@ its step, some kilobytes, written before the version is handed over. With it and
 """
 
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,12 +23,13 @@ from shoal.contracts.steps import StepMetrics
 from shoal.contracts.weights import FileName, VersionNumber
 from shoal.storage import NotFound, Store
 from shoal.training.host_copy import WEIGHTS, HostCopy
-from shoal.training.old_state import METADATA, OldState
 from shoal.training.parallel import Ranks, waiting_for
 from shoal.training.stability import History
 from shoal.training.state_files import DamagedPart, StateParts, write_part
 
 SEAL = "state.json"
+PICKLED = "metadata"
+"""A file of states of release 0.1. Whoever may write the store writes seals too, so a digest in one makes no pickle safe."""
 
 
 class BadState(ValueError):
@@ -65,12 +64,11 @@ class MadeVersion(Contract):
 
 
 class States:
-    """The states of a run in the store. `scratch`: a folder here, for those of earlier releases. `data`: digest of what the run trains on."""
+    """The states of a run in the store. `data`: digest of what the run trains on."""
 
-    def __init__(self, store: Store, run: str, scratch: Path, ranks: Ranks, data: str | None = None) -> None:
+    def __init__(self, store: Store, run: str, ranks: Ranks, data: str | None = None) -> None:
         self._store = store
         self._run = run
-        self._scratch = scratch
         self._ranks = ranks
         self._data = data
 
@@ -229,23 +227,23 @@ class States:
             )
         return sealed
 
-    def _opened(self, sealed: SealedState, liveness: telemetry.Liveness) -> "_StateSource":
+    def _opened(self, sealed: SealedState, liveness: telemetry.Liveness) -> StateParts:
         """What the state's tensors are read from; its own descriptions of them are checked. Raises BadState."""
-        found: list[_StateSource] = []
+        found: list[StateParts] = []
         prefix, files = keys.trainer_state(sealed.version), sealed.files
-        old = METADATA in files
 
         def opened() -> None:
-            if old:
-                found.append(OldState(self._store, prefix, files, self._scratch / "restore", self._ranks))
-            else:
-                found.append(StateParts(self._store, prefix, files, self._run, sealed.version))
+            if PICKLED in files:
+                raise DamagedPart(
+                    f"{prefix} is of release 0.1, which described its tensors in a pickle: this release opens none"
+                )
+            found.append(StateParts(self._store, prefix, files, self._run, sealed.version))
 
         self._agreed(f"state {sealed.version} to be opened", opened, liveness)
         return found[0]
 
     def _load(
-        self, version: int, source: "_StateSource", tensors: Mapping[str, Tensor], liveness: telemetry.Liveness
+        self, version: int, source: StateParts, tensors: Mapping[str, Tensor], liveness: telemetry.Liveness
     ) -> None:
         """This rank's rows of a state, while all others read theirs. Raises BadState."""
         self._agreed(
@@ -269,16 +267,6 @@ class States:
             raise BadState(
                 problem or f"rank {self._ranks.rank} waited for {what}, and another rank could not; its log says why"
             )
-
-
-class _StateSource(Protocol):
-    """A state in the store, of this release or an earlier one."""
-
-    def shapes(self) -> dict[str, torch.Size]:
-        """The shape of every tensor, as a whole."""
-
-    def read(self, tensors: Mapping[str, Tensor], rank: int, beat: Callable[[], None]) -> None:
-        """Fill this rank's rows. Raises DamagedPart."""
 
 
 def _check_names(prefix: str, there: Mapping[str, torch.Size], wanted: dict[str, torch.Size]) -> None:
