@@ -1,5 +1,6 @@
 """A member learns of changed keys from whoever answers, and of the past from the orchestrator."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -87,3 +88,22 @@ def test_kept_keys_are_not_written_through_a_link_of_a_worker(monkeypatch: pytes
     assert mine.read_bytes() == b"the agent's key"
     assert not (run / "keys.json").is_symlink()
     assert KeysNotice.from_json((run / "keys.json").read_bytes()) == KeysNotice(roster=session._trust.notice.roster)
+
+
+@pytest.mark.parametrize("made", ["pipe", "link", "long"])
+def test_kept_keys_that_a_worker_put_there_neither_stop_the_agent_nor_fill_its_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, made: str
+) -> None:
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path))
+    kept = tmp_path / "run" / "keys.json"
+    kept.parent.mkdir()
+    if made == "pipe":
+        os.mkfifo(kept)
+    elif made == "link":
+        kept.symlink_to("/dev/zero")
+    else:
+        with kept.open("wb") as file:
+            file.truncate(1 << 40)
+    session, _ = invited(RunKeys(RUN, key(1), dict(ROLE_KEYS)))
+    session._recall_keys()  # a pipe without a writer would be waited for
+    assert session._trust.notice.roster.document.changes == []

@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
-from shoal.broadcast.traffic import Traffic
+import pytest
+
+from shoal.broadcast.traffic import STATE_FILE, Traffic
 
 
 def _line(size: int, status: int = 200) -> bytes:
@@ -67,3 +69,14 @@ def test_counted_files_of_past_hours_are_deleted_and_stay_counted(tmp_path: Path
     again = Traffic(tmp_path)
     again.count()
     assert again.totals.sent_bytes == 30
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"sent_bytes": 5, "counted_by": "a later release"}'])
+def test_counts_that_cannot_be_read_start_from_zero(tmp_path: Path, text: str) -> None:
+    """After a power cut the file may be empty: a relay serves all the same."""
+    (tmp_path / STATE_FILE).write_text(text)
+    traffic = Traffic(tmp_path)
+    _append(tmp_path, _line(7))
+    traffic.count()
+    assert traffic.totals.sent_bytes == 7
+    assert Traffic(tmp_path).totals.sent_bytes == 7

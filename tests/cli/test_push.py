@@ -271,3 +271,25 @@ def test_a_version_of_a_changed_trainer_key_is_pushed_by_a_configuration_from_be
     done = CliRunner().invoke(app, [*arguments, "--join", str(run.home / "config" / "run.json")])
     assert done.exit_code == 0, (done.output, done.exception)
     assert b"Policy version 2 of the run" in hub.files("me/demo")["README.md"]
+
+
+def test_a_folder_with_files_of_somebodys_own_is_left_alone(hub: Hub, run: RunFolder, tmp_path: Path) -> None:
+    """The command's page says that `--folder` is of the model: people name one that they have."""
+    copy, own = run.home / "store" / "shoal" / "demo", tmp_path / "models"
+    (copy / "ledger").mkdir()
+    own.mkdir()
+    (own / "thesis.txt").write_text("the only copy")
+    arguments = ["push", str(copy), "--to", "me/demo", "--folder", str(own)]
+    error = CliRunner().invoke(app, arguments).exception
+    assert isinstance(error, InputWrong)
+    assert str(error).startswith(f"{own} holds files that no run made")
+    assert [path.name for path in own.iterdir()] == ["thesis.txt"]
+    (own / "thesis.txt").unlink()
+    for _ in range(2):  # the second finds a model of this run
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+
+
+def test_a_folder_is_refused_for_a_run_of_this_machine(run: RunFolder, tmp_path: Path) -> None:
+    assert refused(run, "--to", "me/demo", "--folder", str(tmp_path)) == (
+        "InputWrong: --folder is for a run elsewhere: this one's model lies in its own folder"
+    )

@@ -1,14 +1,29 @@
 """Files of this machine: their digests, and writing one whole or not at all."""
 
+import errno
 import hashlib
 import os
+import stat
 from pathlib import Path
+from typing import IO
 
 
 def file_sha256(path: Path) -> str:
     """The SHA-256 in hex, read in pieces; raises FileNotFoundError when there is no such file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_plain(path: Path) -> IO[bytes]:
+    """Open a file of a folder that others may write to for reading, if it is a regular one and no link: nothing else is followed or waited for.
+
+    Raises OSError: FileNotFoundError when nothing is there.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    return os.fdopen(handle, "rb")
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -7,7 +7,7 @@ import pytest
 from protocol_stack import NEEDED, prepare, sha, verdict_on
 from run_states import Orchestrator
 from servers import Minio, Redis
-from shoal.agent.hand_in import UploadFailedError, open_plain, post_form
+from shoal.agent.hand_in import UploadFailedError, post_form
 from shoal.contracts import keys
 from shoal.contracts.protocol import UploadRequest
 from shoal.contracts.steps import StepBatch
@@ -37,11 +37,11 @@ def test_a_file_goes_through_minio_from_grant_to_batch(
         (tmp_path / "file").write_bytes(data)
         request = UploadRequest(node=node, lease=lease.lease, size=len(data), sha256=sha(data))
         grant = uploads.grant_upload(run.state, request)
-        with open_plain(tmp_path / "file") as file:
+        with (tmp_path / "file").open("rb") as file:
             post_form(grant, file)
         assert run.confirm(lease, data).status == "queued"
         (tmp_path / "file").write_bytes(data + b" and more than was granted")
-        with open_plain(tmp_path / "file") as file, pytest.raises(UploadFailedError, match="the store answered 400"):
+        with (tmp_path / "file").open("rb") as file, pytest.raises(UploadFailedError, match="the store answered 400"):
             post_form(grant, file)
         run.judge(verdict_on(run.claimed()))
     assert StepBatch.from_json(run.store.get(keys.step_batch(0))).groups == NEEDED

@@ -5,9 +5,7 @@ repeated, so a lost connection, an expired grant or a restarted orchestrator onl
 """
 
 import hashlib
-import os
 import ssl
-import stat
 import time
 from pathlib import Path
 from typing import IO
@@ -22,10 +20,12 @@ from shoal.contracts.protocol import (
     UploadGrant,
     UploadRequest,
 )
+from shoal.files import open_plain
 from shoal.retries import Backoff, retrying
 from shoal.telemetry import busy, get_logger
 from shoal.transport import Refused, SignedClient, Unavailable
 from shoal.transport.authorities import well_known
+from shoal.transport.bounded import UNENCODED
 from shoal.transport.client import reason_of
 from shoal.transport.neighbourhood import ForbiddenUrl, Neighbourhood
 from shoal.transport.rate_limit import NO_CAPS, Caps
@@ -49,7 +49,7 @@ def hand_in(
     `neighbourhood` judges where a grant sends the file; None: it may be sent anywhere.
     """
     deadline = time.monotonic() + HAND_IN_SECONDS
-    with open_plain(folder / submission.file) as file, busy("upload"):
+    with open_submission(folder / submission.file) as file, busy("upload"):
         sha256, size = digest(file)
         request = UploadRequest(node=node, lease=submission.lease, size=size, sha256=sha256)
         notice = SubmissionNotice(
@@ -103,18 +103,14 @@ class UploadFailedError(Exception):
     """The store did not accept the upload; a new grant and another attempt may help."""
 
 
-def open_plain(path: Path) -> IO[bytes]:
-    """Open a worker's file, a regular one and no link, so that nothing else of this pod can be handed in; raises `Refusal`."""
+def open_submission(path: Path) -> IO[bytes]:
+    """Open a worker's file, so that nothing else of this pod can be handed in; raises `Refusal`."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return open_plain(path)
     except FileNotFoundError as error:
         raise Refusal(ProblemCode.NO_SUCH_FILE, f"{path.name} is not in tmp/") from error
     except OSError as error:
         raise Refusal(ProblemCode.NOT_A_PLAIN_FILE, f"{path.name}: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise Refusal(ProblemCode.NOT_A_PLAIN_FILE, f"{path.name} is not a regular file")
-    return os.fdopen(handle, "rb")
 
 
 def digest(file: IO[bytes]) -> tuple[str, int]:
@@ -150,6 +146,10 @@ def post_form(grant: UploadGrant, file: IO[bytes], tls: ssl.SSLContext | None = 
         follow_redirects=False,
         timeout=UPLOAD_TIMEOUT,
     ) as http:
-        answer = http.post(grant.url, data=grant.fields, files={"file": ("rollouts.parquet", file)})
-    if answer.status_code >= 300:
-        raise UploadFailedError(f"the store answered {answer.status_code}: {answer.text[:300]}")
+        form = http.stream(
+            "POST", grant.url, data=grant.fields, files={"file": ("rollouts.parquet", file)}, headers=UNENCODED
+        )
+        with form as answer:  # of a server that the run named: nothing is read of it but the begin of an error
+            if answer.status_code >= 300:
+                said = next(answer.iter_raw(), b"")[:300].decode(errors="replace")
+                raise UploadFailedError(f"the store answered {answer.status_code}: {said}")

@@ -32,7 +32,7 @@ from shoal.contracts.signed import BadSignature, Signed
 from shoal.contracts.trust import KeysNotice
 from shoal.crypto.challenge import TooSlow
 from shoal.crypto.keys import PrivateKey
-from shoal.files import replace_file
+from shoal.files import open_plain, replace_file
 from shoal.retries import Backoff
 from shoal.telemetry import Liveness, get_logger
 from shoal.transport import LaterReleaseError, Refused, SignedClient, Unavailable
@@ -57,6 +57,8 @@ JOIN_AGAIN: tuple[str, ...] = (
 KEYS_SECONDS = 20.0  # a leaked key is to be refused within a minute
 KEYS_DEADLINE_SECONDS = 3.0
 KEPT_KEYS = "keys.json"
+MOST_KEYS_BYTES = 4 << 20
+"""A hundred changes of keys are 50 kB."""
 LIVENESS_SECONDS = 180.0  # far longer than any single wait of the loop
 
 
@@ -445,10 +447,11 @@ class Session:
     def _recall_keys(self) -> None:
         path = home() / "run" / KEPT_KEYS
         try:
-            self._trust.take(KeysNotice.from_json(path.read_bytes()))
-        except OSError:
+            with open_plain(path) as file:
+                self._trust.take(KeysNotice.from_json(file.read(MOST_KEYS_BYTES)))
+        except FileNotFoundError:
             pass  # nothing was changed yet
-        except ValueError as error:  # of another run, whose folder this was
+        except (OSError, ValueError) as error:  # of another run, whose folder this was, or no file of ours
             get_logger().warning("the kept keys are not this run's", path=str(path), problem=str(error)[:300])
 
     def _exclude(self, error: ExcludedError) -> None:

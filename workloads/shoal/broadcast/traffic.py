@@ -12,6 +12,7 @@ from pathlib import Path
 from prometheus_client import Counter, Gauge, Histogram
 
 from shoal.files import write_atomically
+from shoal.telemetry import get_logger
 
 SERVED_BYTES = Counter("shoal_relay_served_bytes_total", "Bytes that nginx sent to nodes, including headers.")
 SERVED_REQUESTS = Counter("shoal_relay_served_requests_total", "Requests of nodes that nginx answered.", ["status"])
@@ -94,7 +95,13 @@ class Traffic:
 
 
 def _load(path: Path) -> Totals:
+    """What was counted so far; from nothing where the file is not one of ours, as an empty one after a power cut is not."""
     try:
         return Totals(**json.loads(path.read_text()))
     except FileNotFoundError:
+        return Totals()
+    except (ValueError, TypeError) as error:
+        get_logger().warning(
+            "the counted traffic cannot be read and starts from zero", path=str(path), problem=str(error)
+        )
         return Totals()

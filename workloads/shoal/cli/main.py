@@ -417,6 +417,8 @@ def push(
     if elsewhere(run):
         access = access_of(opened)
         place = folder or Path(f"{access.run}-model")
+    elif folder is not None:
+        raise InputWrong("--folder is for a run elsewhere: this one's model lies in its own folder")
     else:
         run_dir = find_run(run, runs_dir)
         access, place = open_run(run_dir), run_dir / MODEL_FOLDER

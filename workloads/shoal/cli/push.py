@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from shoal.contracts.signed import BadSignature
 from shoal.errors import InputWrong, RunFailed
 from shoal.report.access import RunAccess
-from shoal.report.export import export_model
+from shoal.report.export import check_replaceable, export_model
 from shoal.report.model_card import UNKNOWN_LICENCE, model_card, read_facts
 from shoal.storage import NotFound, StoreUnavailable
 from shoal.storage.checkpoint_files import WrongWeights
@@ -50,6 +50,7 @@ def push(
         if dry_run:
             say(card.rstrip("\n"))
             return
+        check_replaceable(folder)
         place = export_model(access, folder)
         if place is not None and place.version != facts.version:  # trained since the facts were read
             facts = replace(facts, version=place.version)

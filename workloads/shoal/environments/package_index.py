@@ -31,6 +31,7 @@ from shoal.environments.wheels import (
     read_wheel,
     short,
 )
+from shoal.transport.bounded import UNENCODED, AnswerTooLong, body_of
 
 INDEX_VARIABLE = "PIP_INDEX_URL"
 JSON_PAGE = "application/vnd.pypi.simple.v1+json"
@@ -78,22 +79,19 @@ def index_url() -> str:
 def fetch(url: str, most: int, what: str, accept: str = "*/*") -> tuple[bytes, str, str]:
     """What is at an address, its media type, and the address that it came from in the end. BadPackages, as passing where the network is at fault."""
     shown = _shown(url)
-    data = bytearray()
     try:
         with (
             httpx.Client(follow_redirects=True, timeout=TIMEOUT) as client,
-            client.stream("GET", url, headers={"Accept": accept}) as response,
+            client.stream("GET", url, headers={"Accept": accept, **UNENCODED}) as response,
         ):
             if response.status_code != httpx.codes.OK:
                 if response.status_code == httpx.codes.NOT_FOUND:
                     raise BadPackages(f"{what}: there is nothing at {shown}: check the name, or the address")
                 busy = response.status_code >= 500 or response.status_code in (408, 425, 429)
                 raise BadPackages(f"{what}: {shown} answers with status {response.status_code}", passing=busy)
-            for chunk in response.iter_bytes():
-                data += chunk
-                if len(data) > most:
-                    raise BadPackages(f"{what}: {shown} has more than {most} bytes, the most that is allowed")
-            return bytes(data), response.headers.get("content-type", ""), str(response.url)
+            return body_of(response, most), response.headers.get("content-type", ""), str(response.url)
+    except AnswerTooLong:
+        raise BadPackages(f"{what}: {shown} has more than {most} bytes, the most that is allowed") from None
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
         raise BadPackages(
             f"{what}: cannot get {shown}: {short(error)}; on a cluster allow its port in prepare.egressPorts",

@@ -12,6 +12,7 @@ from shoal.contracts import keys
 from shoal.contracts.final_model import ORIGIN_FILE, FinalModel, ModelOrigin, read_origin
 from shoal.contracts.run import Prepared
 from shoal.contracts.signed import Signer
+from shoal.errors import InputWrong
 from shoal.files import file_sha256, write_atomically
 from shoal.report.access import RunAccess
 from shoal.report.collect import ModelPlace
@@ -38,6 +39,18 @@ def export_model(access: RunAccess, folder: Path, version: int | None = None) ->
         _replace(fresh, folder)
     _leave_origin(access, folder, last)
     return ModelPlace(str(folder), last)
+
+
+def check_replaceable(folder: Path) -> None:
+    """Before an export into a folder that a person named: raises InputWrong where something lies there that is no model of a run."""
+    if (
+        folder.is_dir()
+        and not any((folder / name).is_file() for name in (MANIFEST_FILE, ORIGIN_FILE))
+        and any(folder.iterdir())
+    ):
+        raise InputWrong(
+            f"{folder} holds files that no run made, and a model takes a folder of its own: name one that is empty or not there"
+        )
 
 
 def _export_result(access: RunAccess, folder: Path, version: int | None) -> ModelPlace | None:

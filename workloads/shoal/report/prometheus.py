@@ -15,6 +15,7 @@ from shoal.report.collect import BUSY_METRIC, BYTES_SERVED_METRIC, ENGINE_METRIC
 from shoal.report.records import SampleRecord, SessionRecord, metric_key
 from shoal.report.write import Readings
 from shoal.transport.authorities import well_known
+from shoal.transport.bounded import UNENCODED, AnswerTooLong, body_of
 
 METRICS = (BUSY_METRIC, BYTES_SERVED_METRIC, ENGINE_METRIC, RELAY_SERVER_METRIC)
 CPU_METRIC = "process_cpu_seconds_total"
@@ -109,15 +110,14 @@ def _finite(text: str) -> float | None:
 def _ask(client: httpx.Client, url: str, query: str, begin: float, end: float, step: float) -> list[_Series]:
     asked: dict[str, Any] = {"query": query, "start": begin, "end": end, "step": step}
     try:
-        with client.stream("POST", f"{url.rstrip('/')}/api/v1/query_range", data=asked) as answer:
-            body = b""
-            for chunk in answer.iter_bytes():
-                body += chunk
-                if len(body) > LARGEST_ANSWER_BYTES:
-                    raise NoReadings(f"Prometheus answered {query} with more than {LARGEST_ANSWER_BYTES} bytes")
+        address = f"{url.rstrip('/')}/api/v1/query_range"
+        with client.stream("POST", address, data=asked, headers=UNENCODED) as answer:
+            body = body_of(answer, LARGEST_ANSWER_BYTES)
         if answer.status_code != 200:
             raise NoReadings(f"Prometheus at {url} answered {answer.status_code} to {query}")
         return _Answer.model_validate_json(body).data.result
+    except AnswerTooLong:
+        raise NoReadings(f"Prometheus answered {query} with more than {LARGEST_ANSWER_BYTES} bytes") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NoReadings(f"Prometheus at {url} does not answer: {error}") from None
     except ValidationError:

@@ -11,11 +11,12 @@ from shoal.contracts import keys
 from shoal.contracts.run import Prepared
 from shoal.contracts.signed import BadSignature
 from shoal.environments.base import BadEnvironment, load
+from shoal.errors import InputWrong
 from shoal.files import write_atomically
 from shoal.report.access import RunAccess, open_run
 from shoal.report.collect import ModelPlace, ReportData, collect
 from shoal.report.datasets import read_card, read_filter, read_task_report
-from shoal.report.export import export_model
+from shoal.report.export import check_replaceable, export_model
 from shoal.report.facts import StoreFacts, StoreReader
 from shoal.report.html import page
 from shoal.report.loading import LoadCommand, load_commands
@@ -67,8 +68,9 @@ def report_of(
     facts.notes += readings.notes
     model: ModelPlace | None = None
     try:
+        check_replaceable(model_folder)
         model = export_model(access, model_folder)
-    except (WrongWeights, BadSignature, NotFound) as error:
+    except (InputWrong, WrongWeights, BadSignature, NotFound) as error:
         facts.notes.append(f"the trained model was not exported: {error}")
     total = access.config.steps if access.config is not None else readings.steps_total
     data = collect(

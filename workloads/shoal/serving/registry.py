@@ -23,6 +23,7 @@ from shoal.errors import InputWrong, RunFailed
 from shoal.retries import Backoff, retrying
 from shoal.serving.image import Blob, ModelImage
 from shoal.text import plain, size, without_secrets
+from shoal.transport.bounded import UNENCODED, AnswerTooLong, body_of
 
 REFERENCE = re.compile(
     r"(?P<host>[a-z0-9][a-z0-9.-]*(:[0-9]{1,5})?)/(?P<name>[a-z0-9]+([._/-]+[a-z0-9]+)*)(:(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
@@ -202,16 +203,15 @@ class _Registry:
         self, method: str, url: str, headers: Mapping[str, str], body: Callable[[], Iterator[bytes]] | None
     ) -> httpx.Response:
         try:
-            with self._http.stream(method, url, headers=dict(headers), content=body() if body else None) as answer:
-                data = b""
-                for chunk in answer.iter_bytes():
-                    data += chunk
-                    if len(data) > MAX_ANSWER_BYTES:
-                        raise InputWrong(
-                            f"{plain(urlsplit(url).netloc)} answers with more than {size(MAX_ANSWER_BYTES)}: is it a registry?"
-                        )
+            sent = {**headers, **UNENCODED}
+            with self._http.stream(method, url, headers=sent, content=body() if body else None) as answer:
+                data = body_of(answer, MAX_ANSWER_BYTES)
                 kept = {key: value for key, value in answer.headers.items() if key.lower() in KEPT_HEADERS}
                 return httpx.Response(answer.status_code, headers=kept, content=data)
+        except AnswerTooLong:
+            raise InputWrong(
+                f"{plain(urlsplit(url).netloc)} answers with more than {size(MAX_ANSWER_BYTES)}: is it a registry?"
+            ) from None
         except httpx.InvalidURL as error:
             raise InputWrong(f"the registry {self._to.host} names an address that is none: {plain(error)}") from None
         except httpx.HTTPError as error:

@@ -26,6 +26,7 @@ from shoal.crypto.keys import PrivateKey
 from shoal.installed import installed_release
 from shoal.retries import Backoff, retry_after_seconds, retrying
 from shoal.transport.authorities import well_known
+from shoal.transport.bounded import UNENCODED, body_of
 from shoal.transport.rate_limit import NO_CAPS, Caps
 
 Reply = TypeVar("Reply", bound=Contract)
@@ -200,6 +201,7 @@ class SignedClient:
         content_type: str,
     ) -> httpx.Response:
         headers = {"Content-Type": content_type, "Content-Length": str(len(content))} if content else {}
+        headers |= UNENCODED
         if self._key is not None:
             headers |= sign_request(
                 method=method,
@@ -215,13 +217,9 @@ class SignedClient:
         body = content if send_seconds is None else _until(content, time.monotonic() + send_seconds)
         with self._http.stream(method, url, content=body, headers=headers, timeout=timeout) as response:
             self.peer = _peer(response)
-            parts, size = [], 0
-            for chunk in response.iter_bytes():
-                size += len(chunk)
-                if size > MAX_REPLY_BYTES:
-                    raise httpx.DecodingError(f"answer is longer than {MAX_REPLY_BYTES} bytes")
-                parts.append(chunk)
-        return httpx.Response(response.status_code, headers=_plain(response.headers), content=b"".join(parts))
+            return httpx.Response(
+                response.status_code, headers=response.headers, content=body_of(response, MAX_REPLY_BYTES)
+            )
 
     def _follow_clock(self, response: httpx.Response) -> bool:
         """Whether our clock was off and signatures follow the server's from now on; another try is worth while then.
@@ -247,15 +245,6 @@ def _until(content: bytes, until: float) -> Iterator[bytes]:
         if time.monotonic() >= until:
             raise NotSentInTime(f"{at} of {len(content)} bytes were sent in time")
         yield content[at : at + PIECE_BYTES]
-
-
-def _plain(headers: httpx.Headers) -> dict[str, str]:
-    """Headers without those that describe an encoding already undone."""
-    return {
-        name: value
-        for name, value in headers.items()
-        if name not in ("content-encoding", "content-length", "transfer-encoding")
-    }
 
 
 def _peer(response: httpx.Response) -> str:

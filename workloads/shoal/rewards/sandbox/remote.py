@@ -19,6 +19,7 @@ from shoal.rewards.sandbox.documents import outcome_of, request_of
 from shoal.rewards.sandbox.process import MOST_WALLS, START_SECONDS
 from shoal.rewards.sandbox.program import Outcome, Program, SandboxFailed
 from shoal.transport.authorities import well_known
+from shoal.transport.bounded import UNENCODED, body_of
 
 SLOTS_OF_A_RUNNER = 4
 """Programs that are sent to one runner at once; one that has fewer slots lets some wait."""
@@ -127,15 +128,10 @@ class RunnerPool:
 
     def _ask(self, url: str, body: bytes, seconds: float) -> tuple[int, bytes]:
         """Status and body of one try; a body that is too long reads as a lost runner."""
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json"} | UNENCODED
         timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
-        answer = bytearray()
         with self._http.stream("POST", f"{url}/v1/programs", content=body, headers=headers, timeout=timeout) as reply:
-            for part in reply.iter_bytes():
-                answer += part
-                if len(answer) > MAX_OUTCOME_BYTES:
-                    raise httpx.DecodingError(f"the answer is longer than {MAX_OUTCOME_BYTES} bytes")
-        return reply.status_code, bytes(answer)
+            return reply.status_code, body_of(reply, MAX_OUTCOME_BYTES)
 
 
 def _outcome_of(url: str, answer: bytes) -> Outcome:
