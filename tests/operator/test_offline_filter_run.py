@@ -1,5 +1,6 @@
 """A run with an offline filter: the run that samples comes first, is waited for, and rests once its counts are read."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from run_story import MANIFEST, holds, put, record_complete, said, status
 from shoal.contracts.algorithm import Algorithm, Prime, VinePpo
 from shoal.contracts.recipe import Recipe
 from shoal_operator.api import TrainingRun
-from shoal_operator.api.manifest import broken_rules
+from shoal_operator.api.manifest import broken_rules, check
+from shoal_operator.api.rules import RULES
 from shoal_operator.children.offline_filter import filter_training_run
 from shoal_operator.children.own_kinds import References
+from shoal_operator.children.runner import runner_children
 from shoal_operator.engine.cluster import Object
 from shoal_operator.reconcile import reconcile
 
@@ -95,6 +98,54 @@ def test_the_filter_of_a_run_with_vineppo_has_no_continuations() -> None:
     made = TrainingRun.model_validate(filter_training_run(run(recipe=recipe), References(), suspend=False))
     assert made.spec.recipe.rows_each == 1
     assert list(broken_rules(made)) == []
+
+
+PLACES: dict[str, list[str]] = {
+    "TrainingRunSpec": [], "Recipe": ["recipe"], "Sampling": ["sampling"], "Rollouts": ["rollouts"], "TrainerTemplate": ["trainer"],
+    "TrainerSettings": ["trainer", "settings"], "Gpus": ["trainer", "gpu"], "PodWithVariables": ["trainer", "podTemplate"],
+}  # fmt: skip
+"""Where models with rules lie in a spec."""
+
+
+def good_examples() -> Iterator[Any]:
+    """Specs that keep a rule of ours, and those that a rule's example does not show."""
+    for rule in RULES:
+        if rule.model in PLACES and not rule.of_updates:
+            spec = rule.good
+            for key in reversed(PLACES[rule.model]):
+                spec = {key: spec}
+            yield pytest.param(spec, id=f"{rule.model}.{rule.field}")
+    yield pytest.param(
+        {"trainer": {"processesPerReplica": 2, "settings": {"contextParallel": 2}}}, id="two ranks share each pack"
+    )
+    yield pytest.param({"storeVolume": {"retain": True}}, id="a store that stays")
+
+
+def merged(old: Any, new: Any) -> Any:
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return new
+    return old | {key: merged(old.get(key), value) for key, value in new.items()}
+
+
+@pytest.mark.parametrize("spec", list(good_examples()))
+def test_the_filter_of_a_run_that_is_accepted_is_accepted(spec: dict[str, Any]) -> None:
+    base = {"model": {"path": "/models/a"}, "steps": 4, "tasks": {"environment": "arithmetic", "offlineFilter": {}}}
+    given, _ = check({**MANIFEST, "spec": merged(base, spec)})
+    if given is None:
+        pytest.skip("the example alone is no run, or one that has no filter")
+    assert isinstance(given, TrainingRun)
+    wanted = filter_training_run(given, References(), suspend=False)
+    assert wanted is None or check(wanted)[1] == []
+
+
+def test_the_filters_programs_run_in_the_sandbox_of_the_run() -> None:
+    sandbox = {"replicas": 3, "podTemplate": {"runtimeClassName": "gvisor"}}
+    tasks = {"environment": "another", "offlineFilter": {}}
+    wanted = filter_training_run(run(tasks=tasks, runner=sandbox), References(), suspend=False)
+    made = TrainingRun.model_validate(wanted)
+    [runners] = [each for each in runner_children(made, work=True) if each["kind"] == "StatefulSet"]
+    assert runners["spec"]["replicas"] == 3
+    assert runners["spec"]["template"]["spec"]["runtimeClassName"] == "gvisor"
 
 
 def test_another_model_may_be_sampled() -> None:

@@ -7,7 +7,9 @@ begin. Its counts are read by the run's prepare (`shoal.environments.offline_fil
 from shoal.contracts.datasets import FILTER_DATASET, GenerateSettings, filter_run
 from shoal.contracts.recipe import INTELLECT_2
 from shoal.contracts.task_source import TaskSource
+from shoal.contracts.trainer import TrainerSettings
 from shoal_operator.api import API_VERSION, TrainingRun, TrainingRunSpec
+from shoal_operator.api.pods import Gpus
 from shoal_operator.api.training_run import ControlPlaneTemplate
 from shoal_operator.api.validator import ValidatorTemplate
 from shoal_operator.children import names
@@ -39,12 +41,13 @@ def filter_training_run(run: TrainingRun, references: References, *, suspend: bo
         tasks=sampled_tasks(spec.tasks),
         seed=spec.seed,
         # A file holds as many tasks as in the run, so that one that fits there fits here too.
-        # What is learnt with, PRIME's reward model or VinePPO's values, has no part in sampling, and mode Generate refuses it.
+        # What is learnt with, PRIME's reward model, VinePPO's values or Muon, has no part in sampling, and mode Generate refuses it.
         recipe=spec.recipe.model_copy(
             update={
                 "group_size": rule.samples,
                 "optimizer_steps": 1,
                 "algorithm": INTELLECT_2,
+                "muon": None,
             }
         ),
         sampling=spec.sampling,
@@ -54,12 +57,14 @@ def filter_training_run(run: TrainingRun, references: References, *, suspend: bo
         store_volume=spec.store_volume and spec.store_volume.model_copy(update={"retain": False}),
         data_claim=spec.data_claim,
         prepare=spec.prepare,
+        # The collector trains nothing: it has no GPU, and no setting that needs one.
         trainer=spec.trainer.model_copy(
             update={
                 "replicas": 1,
                 "processes_per_replica": None,
                 "islands": None,
-                "gpu": spec.trainer.gpu.model_copy(update={"count": 0}),
+                "gpu": Gpus(),
+                "settings": TrainerSettings(),
             }
         ),
         broadcast=spec.broadcast,
@@ -67,6 +72,7 @@ def filter_training_run(run: TrainingRun, references: References, *, suspend: bo
         inference_pools=[pool.model_copy(update={"quantization": None}) for pool in spec.inference_pools],
         relay_server=spec.relay_server,
         validator=validator,
+        runner=spec.runner,  # strangers' programs run in the sandbox that the run chose
         # Without exposure: strangers' machines join the run itself.
         control_plane=ControlPlaneTemplate(
             resources=spec.control_plane.resources,
