@@ -1,5 +1,6 @@
 """Claims of a run: which class and size each has, what is refused before anything is made, what grows, and what stays."""
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from memory_cluster import MemoryCluster
 from run_story import put, running, said, status
 
 from shoal_operator.api import TrainingRun
+from shoal_operator.api.base import quantity_value
 from shoal_operator.children.names import RETAIN_ANNOTATION
 from shoal_operator.children.site import Site, at_site
 from shoal_operator.engine.cluster import ClusterError, Object
@@ -16,6 +18,7 @@ from shoal_operator.reconcile.volumes import (
     SEVERAL_NODES,
     default_class,
     impossible,
+    kept_and_grown,
     several_nodes,
     volumes_condition,
     wishes,
@@ -338,6 +341,29 @@ def test_a_smaller_size_is_refused_with_the_reason(cluster: MemoryCluster) -> No
     found = said(cluster, "VolumesReady")
     assert (found["status"], found["reason"]) == ("False", "ClaimsNotShrunk")
     assert found["message"].startswith("claim sums-store has 40Gi and does not shrink to 20Gi: volumes only grow")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "stored"),
+    [("0.1Gi", "107374182400m"), ("1.1Gi", "1181116006400m"), ("0.7Ti", "769658139443200m"), ("1.5Gi", "1536Mi"), ("1000P", "1E")],
+)  # fmt: skip
+def test_a_size_that_an_api_server_writes_otherwise_is_the_same(wanted: str, stored: str) -> None:
+    asked = claim(size=wanted)
+    assert kept_and_grown(asked, asked, claim(size=stored, has=stored), dict)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("20e9", 20_000_000_000), ("1Ei", 1 << 60), ("100E", 10**20), ("2E2", 200), ("5u", Fraction(5, 1_000_000)), (7, 7)],
+)  # fmt: skip
+def test_every_quantity_of_an_api_server_is_read(text: str | int, value: Fraction) -> None:
+    assert quantity_value(text) == value
+
+
+@pytest.mark.parametrize("text", ["lots", "1e999999999", "1gi", "", "1.2.3"])
+def test_what_is_no_quantity_is_no_number(text: str) -> None:
+    with pytest.raises(ValueError, match="a quantity is a number"):
+        quantity_value(text)
 
 
 def test_another_class_or_access_mode_is_told_and_the_claim_stays(cluster: MemoryCluster) -> None:

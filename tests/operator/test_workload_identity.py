@@ -115,7 +115,7 @@ def test_an_audience_of_the_api_server_is_refused() -> None:
     [
         ({"credentialsSecret": "keys", "workloadIdentity": IDENTITY}, "one of credentialsSecret and workloadIdentity"),
         ({}, "one of credentialsSecret and workloadIdentity"),
-        ({"workloadIdentity": IDENTITY | {"stsEndpoint": "sts"}}, "must start with http:// or https://"),
+        ({"workloadIdentity": IDENTITY | {"stsEndpoint": "sts"}}, "must be a URL that starts with http:// or https://"),
         ({"workloadIdentity": IDENTITY | {"durationSeconds": 60}}, "durationSeconds"),
         ({"workloadIdentity": IDENTITY | {"serviceAccount": "No Account"}}, "serviceAccount"),
         ({"workloadIdentity": {"serviceAccount": "store"}}, "roleArn"),

@@ -4,11 +4,12 @@ Used by the kinds' own modules; nothing here talks to anything.
 """
 
 import re
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema
 
-from shoal.contracts.base import RunName, SpecModel
+from shoal.contracts.base import QUANTITY_SUFFIX, SIZE_PATTERN, RunName, SpecModel
 
 GROUP = "shoal.dev"
 VERSION = "v1alpha1"
@@ -17,35 +18,48 @@ API_VERSION = f"{GROUP}/{VERSION}"
 Time = Annotated[str, StringConstraints(max_length=64)]
 """A moment in a status, RFC 3339."""
 
-QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
-"""Non-negative Kubernetes quantities as people write them; exponents and signs are left out on purpose."""
+QUANTITY_PATTERN = rf"^[0-9]+(\.[0-9]+)?{QUANTITY_SUFFIX}$"
+"""Non-negative Kubernetes quantities as people write them."""
 
+_READ = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))([numkMGTPE]?|[KMGTPE]i|[eE][+-]?[0-9]{1,2})")
 _SUFFIX_FACTORS = {
-    "": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
-    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
+    **{suffix: Fraction(1000) ** power for power, suffix in enumerate(("n", "u", "m", "", "k", "M", "G", "T", "P", "E"), -3)},
+    **{suffix: Fraction(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
 }  # fmt: skip
 
 
-def quantity_value(quantity: str | int) -> float:
-    """Number of units (cores, bytes, devices) in a Kubernetes quantity; raises ValueError on anything else."""
-    text = str(quantity)
-    if not re.match(QUANTITY_PATTERN, text):
-        raise ValueError(f"a quantity is a number with an optional suffix such as 500m, 2 or 4Gi, got {text!r}")
-    digits = text.rstrip("mkMGTPi")
-    return float(digits) * _SUFFIX_FACTORS[text[len(digits) :]]
+def quantity_value(quantity: str | int) -> Fraction:
+    """Number of units (cores, bytes, devices) in a Kubernetes quantity, exactly: `0.1Gi` comes back from an API server as `107374182400m`.
+
+    Reads all that an API server writes, more than `QUANTITY_PATTERN`; raises ValueError on anything else.
+    """
+    found = _READ.fullmatch(str(quantity))
+    if found is None:
+        raise ValueError(
+            f"a quantity is a number with an optional suffix such as 500m, 2 or 4Gi, got {str(quantity)!r}"
+        )
+    digits, suffix = found.groups()
+    factor = _SUFFIX_FACTORS.get(suffix)
+    return Fraction(digits) * (Fraction(f"1{suffix}") if factor is None else factor)
 
 
-def _check_quantity(quantity: str | int) -> str | int:
-    quantity_value(quantity)
-    return quantity
+def _quantity(pattern: str, least: int) -> Any:
+    """A quantity in a manifest: text of this pattern, or an integer of at least this."""
+
+    def check(given: str | int) -> str | int:
+        if given < least if isinstance(given, int) else re.fullmatch(pattern, given) is None:
+            raise ValueError(f"must be an integer of at least {least}, or text that matches {pattern}")
+        return given
+
+    schema = {"x-kubernetes-int-or-string": True, "pattern": pattern, "maxLength": 32, "minimum": least}
+    return AfterValidator(check), WithJsonSchema(schema)
 
 
-Quantity = Annotated[
-    str | int,
-    AfterValidator(_check_quantity),
-    WithJsonSchema({"x-kubernetes-int-or-string": True, "pattern": QUANTITY_PATTERN, "maxLength": 32}),
-]
+Quantity = Annotated[str | int, *_quantity(QUANTITY_PATTERN, 0)]
 """A Kubernetes quantity: `500m`, `2`, `4Gi`."""
+
+Size = Annotated[str | int, *_quantity(SIZE_PATTERN, 1)]
+"""A quantity of bytes, more than nothing: the size of a volume."""
 
 ResourceList = Annotated[dict[str, Quantity], Field(max_length=16)]
 """Quantities by resource name (`cpu`, `memory`)."""

@@ -19,7 +19,7 @@ from shoal.contracts.pools import (
     Requirements,
     is_usual,
 )
-from shoal_operator.api.base import ChildMeta, ObjectName, PoolName, Quantity, Resources, ScaledStatus
+from shoal_operator.api.base import ChildMeta, ObjectName, PoolName, Resources, ScaledStatus, Size
 from shoal_operator.api.pods import Gpus, PodTemplate, PoolImages
 from shoal_operator.api.volumes import ClaimRetention, Volume
 
@@ -54,7 +54,7 @@ class PoolFields(SpecModel):
         description="Not used: each node works by itself. Manifests of 0.2.0 may have this field.",
     )
     resources: Resources = Field(default_factory=Resources, description="Resources of one worker's engine.")
-    weights_size: Quantity = Field("20Gi", description="Size of each worker's volume for policy versions.")
+    weights_size: Size = Field("20Gi", description="Size of each worker's volume for policy versions.")
     weights_volume: Volume | None = Field(
         None, description="That volume's claim. The small one with the node's key is of the same class."
     )

@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints
 from shoal.contracts.base import RunName, SpecModel
 from shoal.contracts.protocol import Url
 from shoal.contracts.relays import Network, RateLimits
-from shoal_operator.api.base import ChildMeta, Quantity, Resources, ScaledStatus
+from shoal_operator.api.base import ChildMeta, Resources, ScaledStatus, Size
 from shoal_operator.api.exposure import Exposure
 from shoal_operator.api.pods import PodTemplate, RelayImages
 from shoal_operator.api.volumes import ClaimRetention, Volume
@@ -38,7 +38,7 @@ class RelayFields(SpecModel):
         description="Networks (CIDR) of load balancers that send a PROXY header. If given, every connection from outside must come through them.",
     )
     resources: Resources = Field(default_factory=Resources, description="Resources of one relay.")
-    cache_size: Quantity = Field("20Gi", description="Size of each relay's volume for the kept versions.")
+    cache_size: Size = Field("20Gi", description="Size of each relay's volume for the kept versions.")
     cache_volume: Volume | None = Field(None, description="That volume's claim.")
     claim_retention: ClaimRetention | None = Field(
         None, description="Claims of relays that go; absent: deleted with the RelayServer, kept when it is scaled in."

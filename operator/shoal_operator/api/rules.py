@@ -51,6 +51,13 @@ GCS_EXAMPLE: dict[str, Any] = {
     },
 }
 
+
+def url(field: str, scheme: str) -> str:
+    """An expression: the field is a URL of this scheme with a host. An IPv6 address stands in brackets; port and path may be absent."""
+    host = r"([^\s/?#@:\[\]]+|\[[0-9A-Fa-f:.]+\])"
+    return f"self.{field}.matches(r'^{scheme}://{host}(:[0-9]{{1,5}})?(/\\S*)?$')"
+
+
 RULES: tuple[Rule, ...] = (
     *ALGORITHM_RULES,
     *OBJECTIVE_RULES,
@@ -107,11 +114,19 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="S3Storage",
-        expression="self.endpoint.startsWith('http://') || self.endpoint.startsWith('https://')",
-        message="must start with http:// or https://",
+        expression=url("endpoint", "https?"),
+        message="must be a URL that starts with http:// or https://",
         field="endpoint",
         good={"endpoint": "http://minio:9000", "credentialsSecret": "store"},
         bad={"endpoint": "minio:9000", "credentialsSecret": "store"},
+    ),
+    Rule(
+        model="S3Storage",
+        expression="!has(self.publicEndpoint) || " + url("publicEndpoint", "https?"),
+        message="must be a URL that starts with http:// or https://",
+        field="publicEndpoint",
+        good={"publicEndpoint": "https://[2001:db8::1]:9000", "credentialsSecret": "store"},
+        bad={"publicEndpoint": "https://[2001:db8::1:9000", "credentialsSecret": "store"},
     ),
     Rule(
         model="S3Storage",
@@ -134,40 +149,40 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         model="AzureStorage",
-        expression="!has(self.endpoint) || self.endpoint.startsWith('https://')",
-        message="must start with https://: each request has a token that opens the container",
+        expression="!has(self.endpoint) || " + url("endpoint", "https"),
+        message="must be a URL that starts with https://: each request has a token that opens the container",
         field="endpoint",
         good=AZURE_EXAMPLE,
         bad=AZURE_EXAMPLE | {"endpoint": "research.blob.core.windows.net"},
     ),
     Rule(
         model="AzureWorkload",
-        expression="self.authority.startsWith('https://')",
-        message="must start with https://: the service account's token is sent there",
+        expression=url("authority", "https"),
+        message="must be a URL that starts with https://: the service account's token is sent there",
         field="authority",
         good=AZURE_EXAMPLE["workloadIdentity"] | {"authority": "https://login.microsoftonline.us"},
         bad=AZURE_EXAMPLE["workloadIdentity"] | {"authority": "login.microsoftonline.com"},
     ),
     Rule(
         model="GcsStorage",
-        expression="self.endpoint.startsWith('https://')",
-        message="must start with https://: each request has a token that opens the bucket",
+        expression=url("endpoint", "https"),
+        message="must be a URL that starts with https://: each request has a token that opens the bucket",
         field="endpoint",
         good=GCS_EXAMPLE | {"endpoint": "https://storage.googleapis.com"},
         bad=GCS_EXAMPLE | {"endpoint": "http://storage.googleapis.com"},
     ),
     Rule(
         model="GcsWorkload",
-        expression="self.stsEndpoint.startsWith('https://')",
-        message="must start with https://: the service account's token is sent there",
+        expression=url("stsEndpoint", "https"),
+        message="must be a URL that starts with https://: the service account's token is sent there",
         field="stsEndpoint",
         good=GCS_EXAMPLE["workloadIdentity"] | {"stsEndpoint": "https://sts.googleapis.com/v1/token"},
         bad=GCS_EXAMPLE["workloadIdentity"] | {"stsEndpoint": "sts.googleapis.com"},
     ),
     Rule(
         model="WorkloadIdentity",
-        expression="self.stsEndpoint.startsWith('http://') || self.stsEndpoint.startsWith('https://')",
-        message="must start with http:// or https://",
+        expression=url("stsEndpoint", "https?"),
+        message="must be a URL that starts with http:// or https://",
         field="stsEndpoint",
         good={"stsEndpoint": "https://sts.eu-central-1.amazonaws.com"},
         bad={"stsEndpoint": "sts.eu-central-1.amazonaws.com"},

@@ -136,7 +136,7 @@ def describe(schema: Schema) -> str:
     if "enum" in schema:
         return "one of " + ", ".join(str(value) for value in schema["enum"])
     if schema.get("x-kubernetes-int-or-string"):
-        return "a quantity such as 500m, 2 or 4Gi"
+        return "a size such as 20Gi, more than nothing" if schema["minimum"] else "a quantity such as 500m, 2 or 4Gi"
     words_for = {"object": "a mapping", "array": "a list", "boolean": "true or false", "string": "text"}
     kind = str(words_for.get(schema.get("type", ""), schema.get("type", "anything")))
     parts = [kind]

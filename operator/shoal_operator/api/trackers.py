@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from shoal.contracts.trackers import Trackers
-from shoal_operator.api.base import Quantity, Resources
+from shoal_operator.api.base import Resources, Size
 from shoal_operator.api.pods import ObjectRef, OutwardTemplate
 from shoal_operator.api.volumes import Volume
 
@@ -15,9 +15,7 @@ class TrackersTemplate(Trackers, OutwardTemplate):
         None,
         description="Secret with `accessKey` and `secretKey` that may only read the run's store; absent: storage.s3.credentialsSecret.",
     )
-    volume_size: Quantity = Field(
-        "1Gi", description="Size of the volume for files of trackers, which outlives the pod."
-    )
+    volume_size: Size = Field("1Gi", description="Size of the volume for files of trackers, which outlives the pod.")
     volume: Volume | None = Field(None, description="That volume's claim.")
     resources: Resources = Field(default_factory=Resources, description="Resources of the pod.")
 

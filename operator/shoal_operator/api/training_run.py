@@ -9,7 +9,7 @@ from shoal.contracts.pools import Quantization
 from shoal.contracts.settings import RunSettings
 from shoal.contracts.thresholds import ProofThresholds
 from shoal.contracts.trainer import TrainerSettings
-from shoal_operator.api.base import Conditions, ObjectMeta, ObjectName, Quantity, Resources, Time
+from shoal_operator.api.base import Conditions, ObjectMeta, ObjectName, Resources, Size, Time
 from shoal_operator.api.exposure import Exposure
 from shoal_operator.api.inference_pool import InferencePoolTemplate
 from shoal_operator.api.islands import IslandsSpec, IslandsStatus
@@ -40,7 +40,7 @@ class TrainerTemplate(SpecModel):
         description="Several trainers that exchange rarely, in this run or in a group of runs; absent: one trainer.",
     )
     resources: Resources = Field(default_factory=Resources, description="Resources of one trainer container.")
-    scratch_size: Quantity = Field(
+    scratch_size: Size = Field(
         "20Gi", description="Size of the volumes for unpublished checkpoints and for the origin."
     )
     scratch_volume: Volume | None = Field(

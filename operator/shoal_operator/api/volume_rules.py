@@ -14,15 +14,4 @@ VOLUME_RULES: tuple[Rule, ...] = (
             "storage": {"s3": {"endpoint": "http://s3", "bucket": "rollouts", "credentialsSecret": "s3"}},
         },
     ),
-    *(
-        Rule(
-            model=model,
-            expression="!has(self.size) || string(self.size).matches('[1-9]')",
-            message="must be more than nothing: a claim of no size is refused",
-            field="size",
-            good={"size": "40Gi"},
-            bad={"size": "0Gi"},
-        )
-        for model in ("Volume", "StoreVolume")
-    ),
 )

@@ -8,14 +8,14 @@ from typing import Any, Literal
 from pydantic import Field
 
 from shoal.contracts.base import SpecModel
-from shoal_operator.api.base import Quantity
+from shoal_operator.api.base import Size
 from shoal_operator.api.pod_fields import ObjectRef
 
 
 class Volume(SpecModel):
     """How the claims of a part are made. What exists keeps its class; it grows with its size where the class lets it, and never shrinks."""
 
-    size: Quantity | None = Field(None, description="Size of each; absent: as the part's own field or default says.")
+    size: Size | None = Field(None, description="Size of each; absent: as the part's own field or default says.")
     storage_class_name: ObjectRef | None = Field(
         None, description="Storage class; absent: that of the chart's `runs`, else the cluster's default."
     )

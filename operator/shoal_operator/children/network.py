@@ -251,9 +251,9 @@ def url_ports(urls: Iterable[str]) -> list[int]:
     """Ports of some URLs, ascending, each once."""
     ports = set()
     for url in urls:
-        place = urlsplit(url)
         try:
+            place = urlsplit(url)
             ports.add(place.port or (HTTPS_PORT if place.scheme == "https" else HTTP_PORT))
         except ValueError:
-            continue  # no port at all: whoever opens the URL says so
+            continue  # no URL or no port: whoever opens it says so
     return sorted(ports)

@@ -166,6 +166,9 @@ def test_a_name_too_long_for_its_children_is_refused(kube: Kube, namespace: str)
     [
         ({"steps": 0}, "spec.steps in body should be greater than or equal to 1"),
         ({"asyncLevel": 9}, "spec.asyncLevel in body should be less than or equal to 4"),
+        ({"trainer": {"resources": {"requests": {"cpu": -1}}}}, "in body should be greater than or equal to 0"),
+        ({"storeVolume": {"size": -5}}, "spec.storeVolume.size in body should be greater than or equal to 1"),
+        ({"storage": {"folderSize": "20e9"}}, "spec.storage.folderSize in body should match"),
         ({"steps": "four"}, "spec.steps in body must be of type integer"),
     ],
 )

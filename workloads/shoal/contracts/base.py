@@ -24,6 +24,12 @@ RunName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a
 
 ShortText = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 
+QUANTITY_SUFFIX = "(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?"
+"""Of Kubernetes quantities as people write them; exponents and signs are left out on purpose."""
+
+SIZE_PATTERN = rf"^([0-9]*[1-9][0-9]*(\.[0-9]+)?|[0-9]+\.[0-9]*[1-9][0-9]*){QUANTITY_SUFFIX}$"
+"""Quantities of more than nothing: a claim of no size is refused."""
+
 LeaseId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 """A lease: 16 random bytes in hex, chosen by the orchestrator."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from shoal.contracts.base import ShortText, SpecModel, unset
+from shoal.contracts.base import SIZE_PATTERN, ShortText, SpecModel, unset
 
 
 class WorkloadIdentity(SpecModel):
@@ -142,7 +142,9 @@ class StorageSpec(SpecModel):
     gcs: GcsStorage | None = Field(
         None, exclude_if=unset, description="Use this bucket of Google's instead of a folder."
     )
-    folder_size: ShortText = Field("20Gi", description="Size of the volume that holds the folder store.")
+    folder_size: Annotated[str, StringConstraints(max_length=32, pattern=SIZE_PATTERN)] = Field(
+        "20Gi", description="Size of the volume that holds the folder store."
+    )
     retention: Retention | None = Field(
         None,
         exclude_if=unset,
