@@ -15,6 +15,7 @@ from kubernetes.client import Configuration
 
 from shoal.retries import Backoff
 from shoal_operator import handlers
+from shoal_operator.engine.api_server import read_deep_json
 from shoal_operator.engine.manager import Manager, Options
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class KopfLoop:
 
     async def run(self) -> None:
         """Start the engine, run kopf until told to stop, stop the engine."""
+        read_deep_json()
         self._loop = asyncio.get_running_loop()
         self._take_signals()
         self._manager.restart_kopf = self.restart

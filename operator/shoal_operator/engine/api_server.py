@@ -5,6 +5,8 @@ Raw objects, no model classes: those cost more than the calls. `call` is for sin
 Lease and the event recorder, from many threads.
 """
 
+import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -59,6 +61,29 @@ READS = frozenset({"get", "list", "watch"})
 
 APPLY_PATCH = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
+
+
+JSON_LEVELS = 12_000
+"""What can be read. API servers take up to 10,000 levels, wrap an object in two or three, and know no bound for fields that a CRD leaves open."""
+
+
+def read_deep_json() -> None:
+    """Let Python's own `json`, with which kopf reads, go as deep as an API server does: one tenant's object would end kopf for all.
+
+    10,000 levels need less than 2 MiB of a thread's stack; threads have 8 MiB.
+    """
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), JSON_LEVELS))
+
+
+def parsed(data: bytes) -> Any:
+    """JSON as objects; raises ValueError for what is none. `orjson` reads up to 1,024 levels."""
+    try:
+        return orjson.loads(data)
+    except ValueError:
+        try:
+            return json.loads(data)
+        except RecursionError as error:
+            raise ValueError(f"has more than {JSON_LEVELS} levels") from error
 
 
 class ApiError(ClusterError):
@@ -203,7 +228,7 @@ class ApiServer:
         if not 200 <= answer.status < 300:
             raise _refusal(what, answer.status, answer.data, answer.headers.get("Retry-After"))
         try:
-            found = orjson.loads(answer.data)
+            found = parsed(answer.data)
         except ValueError as error:
             raise ApiError(f"{what}: the answer is not JSON") from error
         if not isinstance(found, dict):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 
 from shoal_operator.children.names import RUN_LABEL, SET_LABEL
-from shoal_operator.engine.cluster import Object
+from shoal_operator.engine.cluster import TOO_DEEP, Object
 from shoal_operator.engine.kinds import OWN_KINDS, Key
 
 INDEXED_LABELS = (RUN_LABEL, SET_LABEL)
@@ -102,9 +102,17 @@ def entry_of(found: Object) -> CachedObject:
         owner=owner_of(metadata),
         run=run if isinstance(run, str) else "",
         labels=labels,
-        data=_exact(orjson.dumps(trimmed(found))),
+        data=_exact(_written(trimmed(found))),
         stalled=_stalled(found) if found["kind"] == "TrainingRun" else None,
     )
+
+
+def _written(found: Object) -> bytes:
+    """JSON of an object. What one tenant nests too deep must not keep the operator from the objects of others, and its status says so."""
+    try:
+        return orjson.dumps(found)
+    except (TypeError, RecursionError):
+        return orjson.dumps({**found, "spec": TOO_DEEP})
 
 
 def _exact(data: bytes) -> bytes:

@@ -46,6 +46,10 @@ class NotHeard:
 NOT_HEARD = NotHeard()
 
 
+TOO_DEEP: Object = {"tooDeep": True}
+"""What the cache keeps instead of a spec with more levels than `orjson` writes, 250. A field of a pod has about ten."""
+
+
 class ClusterError(RuntimeError):
     """The cluster did not answer, or refused; the text says what and why."""
 

@@ -13,10 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import orjson
-
 from shoal.retries import Backoff
-from shoal_operator.engine.api_server import ApiError, ApiServer, Silence, Stream
+from shoal_operator.engine.api_server import ApiError, ApiServer, Silence, Stream, parsed
 from shoal_operator.engine.cache import Cache
 from shoal_operator.engine.cluster import Object
 from shoal_operator.engine.kinds import Key, Resource
@@ -236,7 +234,7 @@ class Informer:
 
     def _take(self, line: bytes) -> None:
         try:
-            event = orjson.loads(line)
+            event = parsed(line)
             kind, found = event["type"], event["object"]
         except (ValueError, KeyError, TypeError) as error:
             raise ApiError(f"the watch sent no event but {line[:80]!r}") from error

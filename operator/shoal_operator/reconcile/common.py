@@ -14,7 +14,7 @@ from shoal_operator.children import names
 from shoal_operator.children.claims import VolumeClaim
 from shoal_operator.children.workloads import selector_of, stamped, template_of
 from shoal_operator.engine.apply import Action, contains, decide, hash_of, kept, with_hash
-from shoal_operator.engine.cluster import MAYBE_KINDS, Cluster, ClusterError, Object
+from shoal_operator.engine.cluster import MAYBE_KINDS, TOO_DEEP, Cluster, ClusterError, Object
 from shoal_operator.engine.conditions import Condition, condition, is_true, merge
 from shoal_operator.engine.kinds import SCALED_KINDS
 from shoal_operator.reconcile.volumes import Problem, kept_and_grown, new_claims, refused_growth, require
@@ -30,8 +30,12 @@ ChildName = tuple[str, str]
 def parse(model: type[Model], live: Object) -> Model:
     """A live object of one of our kinds as its model, without the status, which is ours to write and not to read.
 
-    Raises ClusterError for one that the API server took by other CRDs than ours.
+    Raises ClusterError for one that the API server took by other CRDs than ours, or that is nested too deep.
     """
+    if live["spec"] == TOO_DEEP:
+        raise ClusterError(
+            f"{live['kind']} {live['metadata']['name']}: spec: nested more than 250 levels deep, which no field of a pod is: correct its podTemplate"
+        )
     try:
         return model.model_validate({key: value for key, value in live.items() if key != "status"})
     except ValidationError as error:

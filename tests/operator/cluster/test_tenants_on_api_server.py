@@ -1,12 +1,13 @@
 """Tenants on the API server: what people of a namespace may do with runs by Kubernetes' own roles, and what the operator cannot read of others."""
 
+import json
 from collections.abc import Callable
 
 import httpx
 import pytest
 from cluster_story import Story
 from control_plane import ControlPlane
-from kube_client import Kube, Refused, make_namespace
+from kube_client import Kube, Refused, make_namespace, path_of
 from kube_manifests import manifest, run
 from operator_process import ACCOUNT, OPERATOR_NAMESPACE, StartOperator
 
@@ -104,3 +105,17 @@ def test_a_namespaced_operator_is_refused_the_secrets_of_every_other_namespace(
         next(operator.watch("Secret", "0", seconds=1))
     operator.close()
     kube.delete("Namespace", elsewhere)
+
+
+def test_a_run_nested_as_deep_as_the_api_server_takes_holds_up_no_other(
+    story: Story, start_operator: StartOperator, kube: Kube
+) -> None:
+    start_operator()
+    text = json.dumps(run(story.namespace, "deep", trainer={"podTemplate": {"affinity": {"podAffinity": "DEEP"}}}))
+    body = text.replace('"DEEP"', '{"a":' * 9_900 + "{}" + "}" * 9_900)
+    headers = {"Content-Type": "application/json"}
+    assert kube.http.post(path_of("TrainingRun", story.namespace), content=body, headers=headers).status_code == 201
+    story.running("other")
+    deep = path_of("TrainingRun", story.namespace, "deep")
+    wait_until("it to be told", lambda: "spec: nested more than 250 levels deep" in kube.http.get(deep).text, 30.0)
+    assert kube.http.delete(deep).status_code == 200

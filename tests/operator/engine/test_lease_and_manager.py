@@ -15,6 +15,7 @@ from hostile_api import Answer, Asked, ScriptedApi, discovery, listed, listed_wh
 
 from servers import PLAIN, Loopback, wait_until
 from shoal_operator import handlers
+from shoal_operator.api import InferencePool
 from shoal_operator.engine.api_server import CATCHES_UP_SECONDS, UNMAPPED, ApiServer
 from shoal_operator.engine.cluster import Cluster, ClusterError
 from shoal_operator.engine.election import ElectionTiming
@@ -24,6 +25,7 @@ from shoal_operator.engine.lease import LeaseHolder
 from shoal_operator.engine.manager import STUCK_SECONDS, Manager, Options
 from shoal_operator.engine.relist import RelistTiming
 from shoal_operator.kopf_loop import KopfLoop
+from shoal_operator.reconcile.common import parse
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/ops/leases"
 LEASE = f"{LEASES}/shoal-operator"
@@ -370,6 +372,25 @@ def test_without_kopf_s_handlers_nothing_of_our_own_is_reconciled(
     wait_until("kopf to be started again", lambda: engine.metric("shoal_operator_kopf_restarts_total") > 0)
     assert engine.calls == []
     assert engine.get("/readyz") == (503, "not listed yet: InferencePool in a\n")
+
+
+@pytest.mark.parametrize("levels", [300, 1_500, 9_900])
+def test_an_object_nested_deep_holds_up_no_other(engine: Engine, levels: int) -> None:
+    bad = engine.pool("bad", 6)
+    bad["spec"]["podTemplate"] = {"affinity": {"podAffinity": "DEEP"}}
+    whole = listed_whole("InferencePool", 10, bad, engine.pool("good"))
+    assert isinstance(whole.body, bytes)
+    whole.body = whole.body.replace(b'"DEEP"', b'{"a":' * levels + b"1" + b"}" * levels)
+    engine.hostile.script(POOLS, lambda asked: Answer(body=[60.0]) if asked.query.get("watch") else whole)
+    engine.start()
+    wait_until("the other one to be reconciled", lambda: "good" in engine.calls, 30.0)
+    wait_until("it to be ready", lambda: engine.get("/readyz")[0] == 200)
+    assert "bad" in engine.calls
+    found = engine.manager.cache.get(Key("InferencePool", "a", "bad"))
+    assert found is not None
+    with pytest.raises(ClusterError, match=r"InferencePool bad: spec: nested more than 250 levels deep"):
+        parse(InferencePool, found)
+    assert engine.metric("shoal_operator_kopf_restarts_total") == 0
 
 
 def test_what_was_deleted_behind_kopf_s_back_leaves_the_cache(engine: Engine) -> None:
