@@ -10,6 +10,7 @@ limits them is the API server: a write of a run's status is 24 ms of its CPU tim
 """
 
 import asyncio
+import contextlib
 import http.client
 import io
 import logging
@@ -18,8 +19,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
@@ -92,6 +94,8 @@ class _Known:
     failures: int = 0
     addresses: list[str] = field(default_factory=list)
     named_at: float = float("-inf")
+    naming: Future[Any] | None = None
+    """The look-up of its name. A thread is in it until it ends, also when nobody waits for it any more."""
     soon: asyncio.Event = field(default_factory=asyncio.Event)
     task: "asyncio.Task[None] | None" = None
 
@@ -118,6 +122,8 @@ class RunProgressReader:
         # By namespace, for as long as one of its runs is read: namespaces come and go.
         self._places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._all_places = asyncio.Semaphore(PLACES)
+        # Not the loop's own, which has four threads more than there are CPUs.
+        self._names = ThreadPoolExecutor(PLACES, "names")
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -169,6 +175,7 @@ class RunProgressReader:
         else:
             self._loop.call_soon_threadsafe(self._loop.stop)
             thread.join(2.0)
+        self._names.shutdown(wait=False, cancel_futures=True)
 
     def _start_thread(self) -> None:
         if self._thread is None:
@@ -212,17 +219,34 @@ class RunProgressReader:
     async def _read(self, key: Key, known: _Known) -> tuple[bytes | None, float]:
         """The body of one answer and the seconds that it took; None for whatever is not an answer of 200."""
         own = self._places.setdefault(key.namespace, asyncio.Semaphore(PLACES_A_NAMESPACE))
-        async with own, self._all_places:
-            began = self._loop.time()
-            try:
-                async with asyncio.timeout(self._timing.answer):
-                    body = await self._fetch(known)
-            except (OSError, ValueError, EOFError, OverflowError, http.client.HTTPException):
-                body = None
-            except Exception:
-                log.exception("%s: could not read the answer of its orchestrator", key)
-                body = None
-            return body, self._loop.time() - began
+        await own.acquire()
+        try:
+            async with self._all_places:
+                began = self._loop.time()
+                try:
+                    async with asyncio.timeout(self._timing.answer):
+                        body = await self._fetch(known)
+                except (OSError, ValueError, EOFError, OverflowError, http.client.HTTPException):
+                    body = None
+                except Exception:
+                    log.exception("%s: could not read the answer of its orchestrator", key)
+                    body = None
+                return body, self._loop.time() - began
+        finally:
+            self._give_back(own, known)
+
+    def _give_back(self, own: asyncio.Semaphore, known: _Known) -> None:
+        """End a read's hold of its namespace's place, but not before its look-up has ended: the threads of others must not run out."""
+
+        def ended(_: Future[Any]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(own.release)
+
+        naming, known.naming = known.naming, None
+        if naming is None or naming.done():
+            own.release()
+        else:
+            naming.add_done_callback(ended)
 
     async def _fetch(self, known: _Known) -> bytes | None:
         place = urlsplit(known.url)
@@ -231,7 +255,8 @@ class RunProgressReader:
             return None
         now = self._loop.time()
         if known.failures or now - known.named_at > NAME_SECONDS:
-            found = await self._loop.getaddrinfo(host, port)
+            known.naming = self._names.submit(socket.getaddrinfo, host, port)
+            found = await asyncio.wrap_future(known.naming)
             known.addresses, known.named_at = list(dict.fromkeys(str(each[4][0]) for each in found)), now
         address = known.addresses[known.failures % len(known.addresses)]
         reader, writer = await asyncio.open_connection(address, port)

@@ -2,7 +2,9 @@
 
 import gc
 import itertools
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -134,6 +136,33 @@ def test_a_hundred_silent_orchestrators_delay_nobodys_reconcile_and_nobodys_answ
     queue.close()
     for worker in workers:
         worker.join()
+
+
+def test_a_namespace_whose_names_are_never_found_takes_no_thread_of_others(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, ended, looking = socket.getaddrinfo, threading.Event(), itertools.count(1)
+    most = [0]
+
+    def getaddrinfo(host: str, *more: Any) -> Any:
+        if not host.startswith("slow"):
+            return real(host, *more)
+        most[0] = next(looking)
+        ended.wait(60)
+        raise socket.gaierror("nobody answered")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    reader = rig.reader()
+    for number in range(100):
+        reader.progress(f"http://slow-{number}.tenant.svc:8080", Key("TrainingRun", "tenant", f"r{number}"))
+    try:
+        wait_until("every thread that it may have", lambda: most[0] == PLACES_A_NAMESPACE)
+        time.sleep(3 * SHORT.answer)
+        assert most[0] == PLACES_A_NAMESPACE
+        assert rig.heard(reader, rig.servers.serve(at(1))) is not None
+    finally:
+        ended.set()
+    wait_until("the others to be looked up then", lambda: most[0] >= 100)
 
 
 def test_another_answer_queues_the_run_and_the_same_does_not(rig: Rig) -> None:
