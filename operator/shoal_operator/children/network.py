@@ -55,6 +55,8 @@ OPERATOR: Object = {
 """Who reads a run's progress, in whichever namespace it lives; `site.at_site` names that, where the operator runs as a pod."""
 
 HTTP_PORT, HTTPS_PORT = 80, 443
+NAME_PORTS = 53, 5353
+"""Of a cluster's DNS: its Service's, and that of OpenShift's pods, which policies see instead where they are judged behind the Service (OVN)."""
 CHOSEN_PORTS = (32768, 60999)
 """Ports that Linux gives to who asks for any (net.ipv4.ip_local_port_range)."""
 
@@ -159,7 +161,7 @@ def _egress(run: TrainingRun, component: str, edges: Sequence[Edge], relays: Rel
     if ports := _outward_ports(run, component):
         rules.append({"ports": [_port(number) for number in sorted(ports)]})
     if rules:
-        rules.append({"ports": [_port(53, "UDP"), _port(53)]})  # names
+        rules.append({"ports": [_port(number, protocol) for number in NAME_PORTS for protocol in ("UDP", "TCP")]})
     return rules
 
 
