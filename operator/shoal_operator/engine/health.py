@@ -13,7 +13,7 @@ Check = Callable[[], str]
 
 
 class HealthServer:
-    """Serves until `stop`; `port` is the one that was taken."""
+    """Serves until `stop`; `port` is the one that was taken. Without an address it listens on all, of IPv4 and IPv6."""
 
     def __init__(self, address: str, port: int, registry: CollectorRegistry, healthy: Check, ready: Check) -> None:
         class HealthHandler(BaseHTTPRequestHandler):
@@ -43,9 +43,16 @@ class HealthServer:
             def log_message(self, format: str, *args: object) -> None:
                 """Probes come every few seconds; they are not worth a line."""
 
+        both = not address and socket.has_dualstack_ipv6()  # a cluster's pods may have addresses of one family only
+
         class Server(ThreadingHTTPServer):
-            address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            address_family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
             daemon_threads = True
+
+            def server_bind(self) -> None:
+                if both:
+                    self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                super().server_bind()
 
         self._server = Server((address, port), HealthHandler)
         self.port: int = self._server.server_address[1]
