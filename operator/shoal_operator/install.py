@@ -104,8 +104,8 @@ def deployment(namespaces: Sequence[str], home: str, image: str) -> Object:
         },
         "livenessProbe": {"httpGet": {"path": "/healthz", "port": "metrics"}, **alive},
         "readinessProbe": {"httpGet": {"path": "/readyz", "port": "metrics"}, **ready},
-        # Measured with 1,000 pools; the limit leaves room for lists and for Python's own growth.
-        "resources": {"requests": {"cpu": "100m", "memory": "192Mi"}, "limits": {"memory": "512Mi"}},
+        # 1,000 runs take 600 MiB, and 970 MiB where 20 namespaces are named (docs/adr/0147).
+        "resources": {"requests": {"cpu": "100m", "memory": "192Mi"}, "limits": {"memory": "1Gi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},

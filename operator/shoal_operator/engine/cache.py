@@ -26,6 +26,9 @@ MAX_GRAVES = 20_000
 MAX_FAILED_PODS = 4
 """Pods of a run that failed and were replaced, as they were last: a StatefulSet replaces one within milliseconds, before anybody looks. 2 kB each."""
 
+LARGEST_STRANGER = 1 << 18
+"""Bytes of a ConfigMap or Secret with our label that nothing of ours owns. Of larger ones only metadata is kept: nobody reads more of them."""
+
 OWN_WRITE_DELAY_SECONDS = 2.0
 """After one of our writes of a child its owner is reconciled once more: others may have written between our read and our write."""
 
@@ -94,15 +97,21 @@ def entry_of(found: Object) -> CachedObject:
     metadata = found["metadata"]
     # The same few hundred strings in every object of every run: one copy of each.
     labels = {sys.intern(label): sys.intern(value) for label, value in (metadata.get("labels") or {}).items()}
+    owner, data = owner_of(metadata), _written(trimmed(found))
+    ours = owner is not None and owner.kind in OWN_KINDS
+    if found["kind"] in ("ConfigMap", "Secret") and not ours and len(data) > LARGEST_STRANGER:
+        data = _written(
+            {key: value for key, value in trimmed(found).items() if key in ("apiVersion", "kind", "metadata")}
+        )
     run = found.get("spec", {}).get("run", "") if found["kind"] in OWN_KINDS else labels.get(RUN_LABEL, "")
     return CachedObject(
         version=int(metadata["resourceVersion"]),
         uid=metadata.get("uid", ""),
         generation=metadata.get("generation", 0),
-        owner=owner_of(metadata),
+        owner=owner,
         run=run if isinstance(run, str) else "",
         labels=labels,
-        data=_exact(_written(trimmed(found))),
+        data=_exact(data),
         stalled=_stalled(found) if found["kind"] == "TrainingRun" else None,
     )
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shoal_operator.engine.cache import OWN_WRITE_DELAY_SECONDS, Cache, entry_of, trimmed
+from shoal_operator.engine.cache import LARGEST_STRANGER, OWN_WRITE_DELAY_SECONDS, Cache, entry_of, trimmed
 from shoal_operator.engine.kinds import Key
 
 RUN = Key("TrainingRun", "a", "sums")
@@ -269,6 +269,16 @@ def test_what_nobody_reads_is_not_kept() -> None:
     pod = trimmed(thing("Pod", "p", 1, spec=spec, status={"phase": "Pending", "podIP": "10.0.0.1"}))
     assert pod["spec"] == {"nodeName": "n"}
     assert pod["status"] == {"phase": "Pending"}
+
+
+@pytest.mark.parametrize("kind", ["ConfigMap", "Secret"])
+def test_of_what_is_large_and_nobodys_only_metadata_is_kept(kind: str) -> None:
+    large = {"data": {"a": "x" * (LARGEST_STRANGER + 1)}}
+    strange = entry_of(thing(kind, "c", 1, **large))
+    assert len(strange.data) < 1000
+    assert b'"name":"c"' in strange.data
+    assert len(entry_of(thing(kind, "c", 1, RUN, **large)).data) > LARGEST_STRANGER
+    assert b'"data"' in entry_of(thing(kind, "c", 1, data={"a": "x"})).data
 
 
 @pytest.mark.parametrize("version", ["", "x", None])
