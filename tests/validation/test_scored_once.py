@@ -169,7 +169,17 @@ def test_a_false_claim_takes_no_time_from_other_rows() -> None:
     assert rewards_of(Flaky(seconds=120.0), ["42"], claims=0.0) == [1.0]
 
 
-def test_a_spent_budget_leaves_out_programs_alone() -> None:
+def test_a_judge_in_a_process_of_its_own_shares_that_budget() -> None:
+    class Judged(Flaky):
+        runs_programs = False
+        judged_apart = True
+
+    scorer = Judged(seconds=30.0)
+    assert rewards_of(scorer, [f"answer {number}" for number in range(48)]) == [0.0] * 4 + [None] * 44
+    assert len(scorer.asked) == 4
+
+
+def test_a_spent_budget_leaves_out_what_takes_time_alone() -> None:
     class Both(Flaky):
         def part_of(self, task: Task) -> Scorer:
             return self if task.problem_id == "p0" else Scorer()

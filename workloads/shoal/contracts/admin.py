@@ -36,7 +36,7 @@ class NodeView(Contract):
         default=0.0,
         ge=0.0,
         exclude_if=lambda seconds: seconds == 0.0,
-        description="CPU seconds of its files' programs of late",
+        description="CPU seconds of programs and judges of its files, of late",
     )
     uplink_mbps: float | None = Field(default=None, ge=0.0, description="measured by discovery; null: not measured")
     gflops: float = Field(default=0.0, ge=0.0, description="measured by its challenge; 0: no challenge")

@@ -411,7 +411,7 @@ class ClaimRenewal(Contract):
         default=0.0,
         ge=0.0,
         exclude_if=lambda seconds: seconds == 0.0,
-        description="CPU seconds that programs of the file took since it was claimed",
+        description="CPU seconds that programs and judges of the file took since it was claimed",
     )
 
 
@@ -444,7 +444,7 @@ class ValidationJob(Contract):
         default=None,
         ge=0.0,
         exclude_if=unset,
-        description="CPU seconds that are left to programs of this node; None: a whole file's",
+        description="CPU seconds that are left to programs and judges of this node's files; None: a whole file's",
     )
     part: LeasePart | None = Field(
         default=None, exclude_if=unset, description="that the file must hold; None: all that is drawn for its number"

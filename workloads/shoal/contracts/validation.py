@@ -61,7 +61,7 @@ class Validation(SpecModel):
         exclude_if=lambda seconds: seconds == PROGRAM_SECONDS,
         ge=1,
         le=86_400,
-        description="CPU seconds that the programs of one file may take together. Rows after that are not scored.",
+        description="CPU seconds that scoring one file may take in programs, judges and others' environments. Rows after that are not scored.",
     )
     weights_memory_bytes: int | None = Field(
         None,

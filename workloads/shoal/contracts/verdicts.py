@@ -117,7 +117,7 @@ class Verdict(Contract):
     )
 
     program_seconds: float = Field(
-        default=0.0, ge=0.0, description="CPU seconds that programs of the file took this validator"
+        default=0.0, ge=0.0, description="CPU seconds that programs and judges of the file took this validator"
     )
     card: Signed[ValidatorCard] | None = Field(
         default=None, description="of the key that signed; None: the role's own key, which all validators shared"

@@ -129,6 +129,8 @@ class NoAnswer(Exception):
 class Apart:
     """An environment called `name` (`NAME` or `NAME:PART`) with the entry point `value`. BadEnvironment when it cannot be used."""
 
+    judged_apart = True
+
     def __init__(self, name: str, value: str) -> None:
         self._processes = _Processes(name, value)
         described = self._processes.described
@@ -204,15 +206,15 @@ class Apart:
     def _judged(
         self, call: str, answers: TypeAdapter[Told | SaidUnscorable], task: Task, **arguments: Any
     ) -> tuple[Told | Unscorable, float]:
-        """What is said of a completion, and CPU seconds of the programs that ran for it."""
+        """What is said of a completion, and CPU seconds that it took: of the environment's process, of judges and of programs."""
         calls = Calls(runs_programs(self, task))
         try:
             said = self._processes.ask(call, answers, calls=calls, task=task, **arguments)
         except NoAnswer as error:
-            return EnvironmentBroke(str(error), calls.program_seconds), calls.program_seconds
+            return EnvironmentBroke(str(error), calls.cpu_seconds), calls.cpu_seconds
         if isinstance(said, SaidUnscorable):
-            return Unscorable(said.reason, calls.program_seconds, said.passing), calls.program_seconds
-        return said, calls.program_seconds
+            return Unscorable(said.reason, calls.cpu_seconds, said.passing), calls.cpu_seconds
+        return said, calls.cpu_seconds
 
     def _part_of(self, task: Task) -> "Apart | PartApart":
         """The part that judges a task; the whole where it does not say."""
@@ -248,6 +250,8 @@ class Apart:
 
 class PartApart:
     """The part of an environment apart that judges a task: what it says of itself, with the members of the whole."""
+
+    judged_apart = True
 
     def __init__(self, whole: Apart, said: SaidPart) -> None:
         self.name, self.version, self.runs_programs = said.name, said.version, said.runs_programs
@@ -301,7 +305,7 @@ class _Processes:
             try:
                 with self._taken() as service:
                     said = service.ask(
-                        _question(call, arguments), ANSWER_BYTES, seconds or QUESTION_SECONDS, calls.answer
+                        _question(call, arguments), ANSWER_BYTES, seconds or QUESTION_SECONDS, calls.answer, calls.took
                     )
                     return self._checked(call, said, answers)
             except ServiceFailed as error:

@@ -13,6 +13,7 @@ from shoal.contracts.tasks import Task
 from shoal.environments.base import Score, Unscorable, length_suffix
 from shoal.environments.harness_names import HarnessTask
 from shoal.environments.math import Math, problem_text
+from shoal.rewards.cpu_time import Took
 from shoal.rewards.harness import NoValue, shared_harness_judge
 from shoal.rewards.harness.scoring import TERMS
 
@@ -33,6 +34,7 @@ class Harness:
     )
     requires = ("lm-eval", *Math.requires)
     extra = "lm-eval"
+    judged_apart = True
 
     def __init__(self, wanted: str | None = None) -> None:
         self._wanted = None if wanted is None else HarnessTask.parse(wanted)
@@ -59,10 +61,11 @@ class Harness:
         """The metric's value. What the harness's own functions cannot score in time is nobody's zero."""
         info = task.verification_info
         terms = {name: info[name] for name in TERMS if name in info}
-        found = shared_harness_judge().value(terms, completion)
+        took = Took()
+        found = shared_harness_judge().value(terms, completion, took)
         if isinstance(found, NoValue):
-            return Unscorable(f"task {task.problem_id}: {found.reason}")
-        return Score(found, f"{terms['metric']} is {found:g}")
+            return Unscorable(f"task {task.problem_id}: {found.reason}", took.seconds)
+        return Score(found, f"{terms['metric']} is {found:g}", took.seconds)
 
     def gold(self, task: Task) -> str:
         """The document's target, as few-shot examples show it. A task's own filter may miss it; ValueError where the target is not text."""

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Score, Unscorable, length_suffix
+from shoal.rewards.cpu_time import Took
 from shoal.rewards.gold import gold_flaw
 from shoal.rewards.math import Undecided, final_answer, shared_judge
 
@@ -34,6 +35,7 @@ class Math:
     )  # fmt: skip
     requires = ("math-verify", "latex2sympy2-extended", "antlr4-python3-runtime", "sympy", "mpmath")
     extra = "rewards"
+    judged_apart = True
 
     def tasks(self, count: int, seed: int) -> list[Task]:
         """Small problems of every kind in turn, without repeats."""
@@ -70,10 +72,11 @@ class Math:
         answer = final_answer(completion)
         if answer is None:
             return Score(0.0, "there is no final answer, neither in a box nor in words")
-        found = shared_judge().equal(gold, answer)
+        took = Took()
+        found = shared_judge().equal(gold, answer, took)
         if isinstance(found, Undecided):
-            return Unscorable(f"task {task.problem_id}: {found.reason}")
-        return Score(float(found.equal), found.detail)
+            return Unscorable(f"task {task.problem_id}: {found.reason}", took.seconds)
+        return Score(float(found.equal), found.detail, took.seconds)
 
     def has_answer(self, task: Task, completion: str) -> bool:
         """Whether there is a final answer, in a box or said."""

@@ -10,6 +10,7 @@ import time
 
 from shoal.contracts.tasks import Task
 from shoal.environments.base import Environment, Score, runs_programs
+from shoal.environments.results import judge_of
 
 SECOND_TRIES = 16
 """In a file, of answers that could not be scored: the machine may have been short of memory or processes for a moment. A file whose texts are to
@@ -22,7 +23,7 @@ SLOW_SECONDS = 4.0
 
 
 class ProgramTime:
-    """CPU seconds that the programs of a file may take in all, and have taken. Programs after that are not run."""
+    """CPU seconds that the programs and judges of a file may take in all, and have taken. After that none of them is asked."""
 
     def __init__(self, limit: float = math.inf) -> None:
         self._limit = limit
@@ -31,6 +32,11 @@ class ProgramTime:
     @property
     def over(self) -> bool:
         return self.spent >= self._limit
+
+
+def takes_time(environment: object, task: Task) -> bool:
+    """Whether another process scores this task, whose CPU time counts: a program, a judge, or others' code (`judged_apart`)."""
+    return runs_programs(environment, task) or bool(getattr(judge_of(environment, task), "judged_apart", False))
 
 
 class ScoredOnce:
@@ -67,7 +73,7 @@ class ScoredOnce:
     def settle(self, task: Task, text: str) -> float | None:
         """The same after further runs, for an answer that another machine scored differently; None where our own runs disagree.
 
-        It counts as a second try. Where a file has had all of them, or all of its programs' time, what was found first stands.
+        It counts as a second try. Where a file has had all of them, or all of its CPU time, what was found first stands.
         """
         key = _key(task, text)
         first = self.score(task, text)
@@ -82,8 +88,8 @@ class ScoredOnce:
         return self.reward(task, text)
 
     def _spent(self, task: Task) -> bool:
-        """Whether the file's programs have had their time, and this task would need more of it."""
-        return self._programs.over and runs_programs(self._environment, task)
+        """Whether the file has had its CPU time, and this task would need more of it."""
+        return self._programs.over and takes_time(self._environment, task)
 
     def _once(self, task: Task, text: str) -> Score | None:
         if self._spent(task):

@@ -103,7 +103,7 @@ NODE_ABANDONED = Gauge(
 )
 NODE_PROGRAMS = Gauge(
     "shoal_node_program_seconds",
-    "CPU seconds that programs of the node's files took validators; of those an hour ago 37 % count.",
+    "CPU seconds that programs and judges of the node's files took validators; of those an hour ago 37 % count.",
     ["node", "pool"],
     registry=NODES_REGISTRY,
 )

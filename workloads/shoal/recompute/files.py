@@ -16,6 +16,7 @@ from shoal.contracts.rollouts import BadRollouts, by_version
 from shoal.contracts.verdicts import STATISTICAL, RowReward, Verdict
 from shoal.contracts.work import UnknownWorkError
 from shoal.environments.base import runs_programs
+from shoal.environments.scored_once import takes_time
 from shoal.ledger.audit import first_line
 from shoal.recompute.evidence import CannotCheck, Evidence, LedgerFile, WrongEvidence
 from shoal.recompute.record import OF_FILES, Stage
@@ -172,7 +173,7 @@ class _FileCheck:
         """The rewards that training used, computed again. A row that we cannot score says nothing of the verdict.
 
         A program's reward is a measurement: it counts against the verdict only where the worker measured what we did, and the verdict another reward.
-        A row that the verdict leaves out may have come when its node or its file had no time for programs left.
+        A row that the verdict leaves out may have come when its node or its file had no time for programs and judges left.
         """
         ours, finding = judge.scored(self._file, self._facts, self._watch, lambda: None)
         said, left_out = self._verdict.rewards, set(self._verdict.left_out)
@@ -183,11 +184,7 @@ class _FileCheck:
             for row, found in enumerate(ours)
             if found != said[row] and found.task_reward is not None and row not in left_out
         ]
-        wrong = [
-            row
-            for row in differing
-            if not self._is_measured(row) or (said[row].task_reward is not None and self._claims(row, ours[row]))
-        ]
+        wrong = [row for row in differing if not self._may_differ(row, said[row], ours[row])]
         if wrong:
             row = wrong[0]
             return [
@@ -195,9 +192,7 @@ class _FileCheck:
                 f" {_words(ours[row])}"
             ]
         if differing:
-            raise CannotCheck(
-                f"{len(differing)} rows of programs score otherwise here, which their verdict alone does not explain"
-            )
+            raise CannotCheck(f"{len(differing)} rows score otherwise here, which their verdict alone does not explain")
         if finding is not None:
             return [_accepted_although(finding)]
         counted = claimed_rows(self._file, self._facts, said)
@@ -211,12 +206,12 @@ class _FileCheck:
             )
         return []
 
-    def _is_measured(self, number: int) -> bool:
+    def _may_differ(self, number: int, said: RowReward, ours: RowReward) -> bool:
         row = self._file.rows[number]
-        return runs_programs(self._facts.environment, self._facts.tasks[row.prompt_index])
-
-    def _claims(self, number: int, ours: RowReward) -> bool:
-        return self._file.rows[number].task_reward == ours.task_reward
+        environment, task = self._facts.environment, self._facts.tasks[row.prompt_index]
+        if said.task_reward is None:
+            return takes_time(environment, task)
+        return runs_programs(environment, task) and row.task_reward != ours.task_reward
 
     def _proofs(self) -> list[str]:
         """Proofs and tokens of drawn rows against the weights. What rests on statistics counts when a look at every row says so too."""

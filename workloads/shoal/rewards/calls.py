@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
+from shoal.rewards.cpu_time import Took
 from shoal.rewards.judging import NoReply
 from shoal.rewards.math import shared_judge
 from shoal.rewards.sandbox.documents import document_of, program_of
@@ -63,6 +64,13 @@ class Calls:
         self._waited = 0.0
         self.program_seconds = 0.0
         """CPU time of its programs so far, as measured here."""
+        self.took = Took()
+        """That of its judgements and of its own process."""
+
+    @property
+    def cpu_seconds(self) -> float:
+        """All that the question has cost so far."""
+        return self.program_seconds + self.took.seconds
 
     def answer(self, call: bytes) -> bytes:
         """The reply. ServiceFailed for what is no call back, or one too many."""
@@ -80,7 +88,7 @@ class Calls:
         if self._judgements > MOST_JUDGEMENTS:
             raise ServiceFailed(f"asked for more judgements than one question may; allowed: {MOST_JUDGEMENTS}")
         question = asked.judge.model_dump() if isinstance(asked.judge, ToProve) else asked.judge
-        reply = shared_judge().judges.ask(question)
+        reply = shared_judge().judges.ask(question, self.took)
         return _reply(error=reply.reason) if isinstance(reply, NoReply) else _reply(value=reply)
 
     def _ran(self, programs: list[Program]) -> bytes:

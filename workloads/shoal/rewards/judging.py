@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.rewards.cpu_time import Took as Took
 from shoal.rewards.cpu_time import cpu_seconds
 from shoal.rewards.parent import ParentLine, ParentRefused, line
 from shoal.rewards.sandbox.inside import lockdown
@@ -87,10 +88,10 @@ class _Process:
     def worn(self) -> bool:
         return self._asked >= QUESTIONS_A_WORKER
 
-    def ask(self, question: object, seconds: float, loads: str | None = None) -> Any:
+    def ask(self, question: object, seconds: float, took: Took, loads: str | None = None) -> Any:
         """The reply, or None when there was none in time. WorkerFailed when the process is gone.
 
-        `loads`: a question that must come first, once a process; it has the time of a start.
+        `loads`: a question that must come first, once a process; it has the time of a start, which `took` does not count.
         """
         if not self._ready:
             if self._line(time.monotonic() + START_SECONDS) != b"ready":
@@ -101,7 +102,8 @@ class _Process:
                 return None
             self._loaded.add(loads)
         self._asked += 1
-        return self._reply(question, seconds)
+        with took.counting(self._process.pid):
+            return self._reply(question, seconds)
 
     def _reply(self, question: object, seconds: float) -> Any:
         assert self._process.stdin is not None
@@ -157,8 +159,12 @@ class Judges:
         for _ in range((workers or min(4, len(os.sched_getaffinity(0)))) + 1):
             self._fill()
 
-    def ask(self, question: object, loads: str | None = None) -> Any | NoReply:
-        """The reply to a question (JSON both); `loads` is asked before, once a process. Never raises for what the question contains."""
+    def ask(self, question: object, took: Took | None = None, loads: str | None = None) -> Any | NoReply:
+        """The reply to a question (JSON both); `loads` is asked before, once a process. Never raises for what the question contains.
+
+        `took` counts the CPU time, of a question without a reply too.
+        """
+        took = took or Took()
         try:
             json.dumps(question)
         except (TypeError, ValueError, RecursionError) as error:  # of a data set in Parquet: dates, bytes
@@ -170,7 +176,7 @@ class Judges:
             process = self._free.get()
             try:
                 process = process or self._started()
-                reply = process.ask(question, self._seconds, loads)
+                reply = process.ask(question, self._seconds, took, loads)
             except (WorkerFailed, OSError) as error:  # OSError: the machine has no process or memory to spare
                 failure = str(error)
                 self._replace(process)
@@ -234,8 +240,8 @@ class AskedJudges:
     def __init__(self, line: ParentLine) -> None:
         self._line = line
 
-    def ask(self, question: object) -> Any | NoReply:
-        """As of `Judges`."""
+    def ask(self, question: object, took: Took | None = None) -> Any | NoReply:
+        """As of `Judges`. The parent counts the time (`calls`)."""
         try:
             return self._line.ask({"judge": question})
         except ParentRefused as error:

@@ -19,7 +19,6 @@ from shoal.contracts.rollouts import BadRollouts, Rollout, by_version
 from shoal.contracts.thresholds import DrawnGaps
 from shoal.contracts.verdicts import UNSCORED, RowReward, Verdict
 from shoal.contracts.work import WorkKind, kind_of
-from shoal.environments.base import runs_programs
 from shoal.environments.scored_once import ProgramTime
 from shoal.telemetry import get_logger
 from shoal.validation import sequential
@@ -105,7 +104,7 @@ def judge(
 
     `rng` draws the rows whose proofs are verified; it must not be known to anybody (`secrets.SystemRandom`).
     `validator` is the name to sign with; `progress` is called whenever a row was scored and a batch of proofs verified, and
-    while the file is read; what it raises as `ClaimLostError` ends the check. `programs` counts the CPU time of the file's programs (`time_of`).
+    while the file is read; what it raises as `ClaimLostError` ends the check. `programs` counts the CPU time of what scores the file (`time_of`).
     """
     watch = Stopwatch()
     programs = programs or time_of(job, facts)
@@ -130,9 +129,6 @@ def judge(
                 ),
             )
         finding = cheap_finding(file, facts, watch, progress)
-        last = runs_programs(facts.environment)
-        if finding is None and not last:
-            rewards, finding = scored(file, facts, watch, progress, programs, turn_faults)
         if finding is None:
             with watch("cheap_checks"):  # before minutes of loading: a false claim must not change what is held
                 weights = FileWeights(file, policies, watch)
@@ -143,7 +139,9 @@ def judge(
         if finding is None:
             with watch("tools"):  # which may be programs of the model too
                 unscored, finding = tools.run_again(file, facts, programs, progress)
-        if finding is None and last:  # programs run for those alone who have shown that the model wrote them
+        if (
+            finding is None
+        ):  # scoring takes minutes where a text is made for it: it is for those who have shown that the model wrote theirs
             rewards, finding = scored(file, facts, watch, progress, programs, turn_faults)
         out = outliers.keys() | unscored
         rewards = [UNSCORED if number in out else each for number, each in enumerate(rewards)]
@@ -164,7 +162,7 @@ def judge(
 
 
 def time_of(job: ValidationJob, facts: Facts) -> ProgramTime:
-    """What the programs of a file may take: as the run says, or the rest of what its node may use."""
+    """What programs and judges of a file may take: as the run says, or the rest of what its node may use."""
     most = facts.validation.program_seconds
     return ProgramTime(most if job.program_seconds is None else min(most, job.program_seconds))
 

@@ -1,4 +1,6 @@
-"""CPU time that the programs of one node's files take validators: what a node may use, and what is left of it.
+"""CPU time that programs and judges of one node's files take validators: what a node may use, and what is left of it.
+
+"Programs" are below all processes that score a file: programs of the model, judges, others' environments.
 
 Comes in: CPU seconds of claims under way and of verdicts. Goes out: whether a node gets a lease, and how long programs of its next file may run.
 A node may use what eight files may use at most (`validation.programSeconds` each, four hours of CPU time by default). What it used fades: of an
@@ -52,7 +54,7 @@ def require_left(record: NodeRecord, file_seconds: float, now_unix: float) -> No
         wait = math.ceil(FADES_SECONDS * math.log(count / most))
         raise Refusal(
             ProblemCode.PROGRAM_TIME_USED,
-            f"programs of this node's files took {count:.0f} s of CPU time of late; above {most:.0f} s a node gets no lease. Ask again in {wait} s",
+            f"scoring this node's files took {count:.0f} s of CPU time of late; above {most:.0f} s a node gets no lease. Ask again in {wait} s",
             retry_after_seconds=wait,
         )
 

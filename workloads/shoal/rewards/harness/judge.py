@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.rewards.harness.scoring import FUNCTION, fault
-from shoal.rewards.judging import QUESTION_SECONDS, Judges, JudgeWorker, NoReply
+from shoal.rewards.judging import QUESTION_SECONDS, Judges, JudgeWorker, NoReply, Took
 from shoal.rewards.per_process import OnePerProcess
 
 WORKER = JudgeWorker("shoal.rewards.harness.worker", "a harness worker", "is lm_eval installed?")
@@ -29,11 +29,14 @@ class HarnessJudge:
         self._seconds = question_seconds
         self._judges = Judges(WORKER, workers, question_seconds)
 
-    def value(self, terms: Mapping[str, Any], completion: str) -> float | NoValue:
-        """The metric of `terms` for a completion, 0 to 1. Any string is allowed; never raises for what it or the terms contain."""
+    def value(self, terms: Mapping[str, Any], completion: str, took: Took | None = None) -> float | NoValue:
+        """The metric of `terms` for a completion, 0 to 1. Any string is allowed; never raises for what it or the terms contain.
+
+        `took` counts the CPU time.
+        """
         if (wrong := fault(terms)) is not None:
             return NoValue(wrong)
-        reply = self._judges.ask([dict(terms), completion], loads=_function_in(terms))
+        reply = self._judges.ask([dict(terms), completion], took, _function_in(terms))
         if isinstance(reply, NoReply):
             return NoValue(reply.reason or f"scoring did not end within {self._seconds:.0f} s of CPU time")
         kind, found = reply

@@ -6,7 +6,7 @@ nobody's zero. One judge a process (`shared_judge`). Called by `environments.mat
 
 from dataclasses import dataclass
 
-from shoal.rewards.judging import QUESTION_SECONDS, JudgeWorker, NoReply, judges_here
+from shoal.rewards.judging import QUESTION_SECONDS, JudgeWorker, NoReply, Took, judges_here
 from shoal.rewards.math.compare import Decided, compare
 from shoal.rewards.per_process import OnePerProcess
 
@@ -34,12 +34,12 @@ class MathJudge:
         self.question_seconds = question_seconds
         self.judges = judges_here(WORKER, workers, question_seconds)
 
-    def equal(self, gold: str, answer: str) -> MathVerdict | Undecided:
-        """Whether `answer` says the same as `gold`. Any strings are allowed; never raises for what they contain."""
+    def equal(self, gold: str, answer: str, took: Took | None = None) -> MathVerdict | Undecided:
+        """Whether `answer` says the same as `gold`. Any strings are allowed; never raises for what they contain. `took` counts sympy's CPU time."""
         found = compare(gold, answer)
         if isinstance(found, Decided):
             return MathVerdict(found.equal, found.detail)
-        reply = self.judges.ask(found.pairs)
+        reply = self.judges.ask(found.pairs, took)
         if isinstance(reply, NoReply):
             return Undecided(reply.reason or f"sympy did not decide within {self.question_seconds:.0f} s of CPU time")
         verdict, detail = map(str, reply)

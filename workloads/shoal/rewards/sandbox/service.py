@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from shoal.rewards.cpu_time import cpu_seconds
+from shoal.rewards.cpu_time import Took, cpu_seconds
 from shoal.rewards.parent import CALL, CALL_BYTES
 from shoal.rewards.sandbox.inside.guest import READY
 from shoal.rewards.sandbox.isolation import (
@@ -128,29 +128,40 @@ class Service:
             raise
 
     def ask(
-        self, question: bytes, most_bytes: int, seconds: float, calls: Callable[[bytes], bytes] | None = None
+        self,
+        question: bytes,
+        most_bytes: int,
+        seconds: float,
+        calls: Callable[[bytes], bytes] | None = None,
+        took: Took | None = None,
     ) -> bytes:
         """The answer to one question. An empty question waits for what the process says by itself.
 
         `seconds` is CPU time; a process that sleeps has as much on the wall clock. `calls` replies to a call back of the process, whose time stands
         still meanwhile; without it there may be none.
-        ServiceFailed for an answer that is too late or above `most_bytes`.
+        ServiceFailed for an answer that is too late or above `most_bytes`. `took` counts the process's CPU time, without an answer too.
         """
         patience = _Patience(self._process.pid, seconds)
         try:
-            self._signal(signal.SIGCONT)
-            if question:
-                self._send(question, patience)
-            while (length := int.from_bytes(self._read(4, patience), "big")) & CALL:
-                self._reply(length ^ CALL, patience, calls)
-            if length > most_bytes:
-                raise ServiceFailed(f"gave an answer of {length} bytes; allowed: {most_bytes}")
-            answer = self._read(length, patience)
-            self._signal(signal.SIGSTOP)
-            return answer
+            with (took or Took()).counting(self._process.pid):
+                return self._answer(question, most_bytes, patience, calls)
         except ServiceFailed:
             self.close()
             raise
+
+    def _answer(
+        self, question: bytes, most_bytes: int, patience: "_Patience", calls: Callable[[bytes], bytes] | None
+    ) -> bytes:
+        self._signal(signal.SIGCONT)
+        if question:
+            self._send(question, patience)
+        while (length := int.from_bytes(self._read(4, patience), "big")) & CALL:
+            self._reply(length ^ CALL, patience, calls)
+        if length > most_bytes:
+            raise ServiceFailed(f"gave an answer of {length} bytes; allowed: {most_bytes}")
+        answer = self._read(length, patience)
+        self._signal(signal.SIGSTOP)
+        return answer
 
     @property
     def quiet(self) -> bool:

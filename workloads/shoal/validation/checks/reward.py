@@ -33,8 +33,9 @@ def score_rows(
     Equal answers to a task are scored once. `progress` is called after every row.
 
     Rewards of programs are measured. Once every row has been scored, programs whose claim differs run again: what our own runs agree on counts, and a
-    row on which they disagree is left out. So a false claim takes no time from other rows. All programs of a file share `validation.programSeconds`:
-    half an hour of CPU time by default, where 48 rows of 100 slow tests would come to 5 hours. `programs` counts it, and may have less left.
+    row on which they disagree is left out. So a false claim takes no time from other rows. Programs, judges and others' environments share
+    `validation.programSeconds` of a file: half an hour of CPU time by default, where 48 rows of 100 slow tests would come to 5 hours. `programs`
+    counts it, and may have less left. Rows after that are left out.
     Rows that wrong rewards of turns leave without a score are left in `turn_faults`.
     """
     differing: list[str] = []
