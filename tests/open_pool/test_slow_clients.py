@@ -19,6 +19,7 @@ from shoal.transport.problems import add_problem_answers
 from shoal.transport.server import BodyLimit
 
 SHORT_SECONDS = 0.6
+LARGE_BYTES = 32 << 20
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +33,16 @@ def place(loopback: Loopback) -> Iterator[tuple[str, int]]:
     async def echo(request: Request) -> Response:
         return Response(await request.body())
 
+    large = b"x" * LARGE_BYTES
+
+    @app.get("/large")
+    async def _large() -> Response:
+        return Response(large)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(patience, "HEAD_SECONDS", SHORT_SECONDS)
         patch.setattr(patience, "BODY_SECONDS", SHORT_SECONDS)
+        patch.setattr(patience, "IDLE_SECONDS", 2 * SHORT_SECONDS)
         patch.setattr(server, "BODY_SECONDS", SHORT_SECONDS)
         address = loopback.address()
         running = uvicorn.Server(
@@ -51,6 +59,16 @@ def place(loopback: Loopback) -> Iterator[tuple[str, int]]:
 @contextlib.contextmanager
 def connection(place: tuple[str, int]) -> Iterator[socket.socket]:
     with socket.create_connection(place, timeout=20) as line:
+        yield line
+
+
+@contextlib.contextmanager
+def few_bytes_at_a_time(place: tuple[str, int]) -> Iterator[socket.socket]:
+    """A connection whose other side can send little before its bytes are taken."""
+    with socket.socket() as line:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        line.settimeout(20)
+        line.connect(place)
         yield line
 
 
@@ -147,6 +165,26 @@ def test_a_body_that_is_longer_than_it_says_is_no_second_request(place: tuple[st
         answer = everything(line)
     assert answer.count(b"HTTP/1.1") == 1
     assert answer.endswith(b"ok")
+
+
+@pytest.mark.parametrize("further", [b"", b"Connection: close\r\n"])
+def test_an_answer_that_nobody_takes_does_not_hold_the_connection(place: tuple[str, int], further: bytes) -> None:
+    with few_bytes_at_a_time(place) as line:
+        line.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n" + further + b"\r\n")
+        time.sleep(10 * SHORT_SECONDS)
+        with contextlib.suppress(ConnectionResetError):
+            assert len(everything(line)) < LARGE_BYTES
+
+
+def test_an_answer_may_be_taken_slowly(place: tuple[str, int]) -> None:
+    with few_bytes_at_a_time(place) as line:
+        line.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        began, taken = time.monotonic(), 0
+        while part := line.recv(1 << 20):
+            taken += len(part)
+            time.sleep(max(0.0, began + 5 * SHORT_SECONDS * taken / LARGE_BYTES - time.monotonic()))
+    assert time.monotonic() - began > 4 * SHORT_SECONDS
+    assert taken > LARGE_BYTES
 
 
 def test_a_chunked_body_above_the_limit_is_refused(place: tuple[str, int]) -> None:

@@ -3,13 +3,23 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+from fastapi import Response
 
 from protocol_stack import RUN, Stack
-from servers import PLAIN
-from shoal.transport.shared_answer import KEPT_SECONDS, READINGS_AT_ONCE, READINGS_PER_SECOND, SharedAnswer
+from run_states import Orchestrator
+from servers import PLAIN, Redis
+from shoal.crypto.http_signatures import sign_request
+from shoal.crypto.keys import PrivateKey
+from shoal.orchestrator.background import Background
+from shoal.orchestrator.http import service
+from shoal.transport import SignedClient
+from shoal.transport.redis_access import RedisNonces, connect_async
+from shoal.transport.shared_answer import KEPT_SECONDS, READINGS_AT_ONCE, READINGS_PER_SECOND, KeptAnswers, SharedAnswer
 
 
 class Counted:
@@ -96,3 +106,51 @@ def test_a_crowd_at_the_orchestrators_door_is_not_sent_on_to_redis(stack: Stack)
             assert answer.json()["run"] == RUN
     seconds = time.monotonic() - began
     assert built_questions(stack) - before < READINGS_AT_ONCE + 10 * seconds + 50
+
+
+def test_a_large_answer_is_held_once_for_all_who_are_being_sent_it() -> None:
+    async def story() -> None:
+        source = Counted()
+        source.fails = True
+        kept = KeptAnswers(lambda name: source.read())
+        found = await asyncio.gather(*(kept.get("a") for _ in range(3)), return_exceptions=True)
+        assert [str(each) for each in found] == ["Redis is away"] * 3
+        source.fails = False
+        first, *others = await asyncio.gather(*(kept.get("a") for _ in range(100)))
+        assert all(other is first for other in [*others, await kept.get("a")])
+        assert (source.readings, await kept.get("b")) == (2, b"3")
+
+    asyncio.run(story())
+
+
+def test_nodes_that_ask_for_the_tasks_are_sent_the_same_bytes(
+    tmp_path: Path, redis_server: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them may take its time, and a table has up to 64 MiB."""
+    run = Orchestrator(tmp_path, redis_server.url)
+    run.clock.now = time.time()
+    key = PrivateKey.generate()
+    run.beat(key.public, run.invite(key.public))
+    sent: list[bytes] = []
+
+    class Told(Response):
+        def __init__(self, content: bytes, **further: Any) -> None:
+            sent.append(content)
+            super().__init__(content, **further)
+
+    monkeypatch.setattr(service, "Response", Told)
+
+    async def story() -> None:
+        nonces = RedisNonces(connect_async(redis_server.url), run.state.prefix)
+        background = Background(run.state, SignedClient("http://127.0.0.1:1", run.role_keys["orchestrator"]))
+        app, url = service.make_app(run.state, background, nonces, tmp_path), "http://127.0.0.1:2/v1/tasks"
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
+            for nonce in ("a" * 32, "b" * 32):
+                headers = sign_request(
+                    method="GET", url=url, body=b"", key=key, created_unix=int(time.time()), nonce=nonce
+                )
+                assert (await client.get(url, headers=headers)).status_code == 200
+
+    asyncio.run(story())
+    assert len(sent) == 2
+    assert sent[0] is sent[1]

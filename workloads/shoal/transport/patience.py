@@ -1,6 +1,7 @@
 """How long a service waits for a client, and how much it reads of one: connections are free for strangers, so none is held for nothing.
 
-`PatientProtocol` bounds the head of a request in seconds and bytes, which the HTTP server by itself does not; `within` bounds a body. Called by
+`PatientProtocol` bounds the head of a request in seconds and bytes, which the HTTP server by itself does not, and the time in which nothing of an
+answer is taken; `within` bounds a body. Called by
 `server.serve`, `server.BodyLimit` and the upload route.
 """
 
@@ -16,7 +17,9 @@ HEAD_SECONDS = 10.0
 MAX_HEAD_BYTES = 64 << 10  # ours have less than two thousand
 BODY_SECONDS = 30.0
 """For a whole JSON body: the largest, a verdict of 16 MiB, comes from inside the cluster. Also for the rest of one that was answered early."""
-IDLE_SECONDS = 30.0  # between two pieces of an upload
+IDLE_SECONDS = 30.0  # between two pieces of an upload, or of an answer
+TAKEN_BYTES = 64 << 10
+"""Of an answer, or its rest, that a client must take in that time: 2 kB/s, where a line that carries rollouts has a hundred times as much."""
 MOST_CONNECTIONS = 16_384
 """Open files asked for, as far as the machine allows: every node keeps a connection."""
 
@@ -28,10 +31,15 @@ TOO_LONG = (431, b"Request Header Fields Too Large")
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol with a bounded head. A request that comes in one packet, as nearly all do, starts no timer."""
+    """uvicorn's HTTP/1.1 protocol with a bounded head, for clients that take their answers.
+
+    A request that comes in one packet, as nearly all do, with an answer that leaves at once starts no timer.
+    """
 
     _head_timer: asyncio.TimerHandle | None = None
     _rest_timer: asyncio.TimerHandle | None = None
+    _taken_timer: asyncio.TimerHandle | None = None
+    _untaken_bytes = 0
     _head_bytes = 0
     _in_head = True
 
@@ -42,7 +50,17 @@ class PatientProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._stop_rest_timer()
+        self._stop_taken_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_what_is_taken()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_taken_timer()
+        self._look_at_rest()
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
@@ -59,6 +77,8 @@ class PatientProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_timer()
         self._in_head, self._head_bytes = False, 0
+        if not self.flow.write_paused:  # who asks again goes on
+            self._stop_taken_timer()
         self._unset_keepalive_if_required()
         super().on_headers_complete()
 
@@ -77,6 +97,32 @@ class PatientProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.cycle.response_complete and not self._in_head and self._rest_timer is None:
             self._rest_timer = self.loop.call_later(BODY_SECONDS, self.timeout_keep_alive_handler)
+        self._look_at_rest()
+
+    def _look_at_rest(self) -> None:
+        """Of a whole answer what is still here must be taken too: to close a connection is to wait for that."""
+        complete = self.cycle is not None and self.cycle.response_complete
+        if complete and self._taken_timer is None and self.transport.get_write_buffer_size():
+            self._look_what_is_taken()
+
+    def _look_what_is_taken(self) -> None:
+        """Begin the time in which the client takes some of what it was sent."""
+        self._stop_taken_timer()
+        self._untaken_bytes = self.transport.get_write_buffer_size()
+        self._taken_timer = self.loop.call_later(IDLE_SECONDS, self._end_unless_taken)
+
+    def _end_unless_taken(self) -> None:
+        self._taken_timer = None
+        left = self.transport.get_write_buffer_size()
+        if left > max(0, self._untaken_bytes - TAKEN_BYTES):
+            self.transport.abort()
+        elif left:
+            self._look_what_is_taken()
+
+    def _stop_taken_timer(self) -> None:
+        if self._taken_timer is not None:
+            self._taken_timer.cancel()
+            self._taken_timer = None
 
     def _stop_rest_timer(self) -> None:
         if self._rest_timer is not None:

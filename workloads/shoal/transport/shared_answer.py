@@ -3,6 +3,8 @@
 
 Whoever asks now and then gets a reading of that moment. Of a crowd, those that come while one is made share it; beyond a pace of readings
 everybody gets the last one, at most a second old. Made by the applications of orchestrator and discovery; for one event loop.
+
+`KeptAnswers` are large ones that never change, of which each is held once for all who are being sent it.
 """
 
 import asyncio
@@ -42,3 +44,18 @@ class SharedAnswer:
         found = await self._read()
         self._kept, self._kept_at = found, began
         return found
+
+
+class KeptAnswers:
+    """What `read` gives for a name, read once and kept. For names of which there are few, each with content that never changes."""
+
+    def __init__(self, read: Callable[[str], Awaitable[bytes]]) -> None:
+        self._read = read
+        self._readings: dict[str, asyncio.Future[bytes]] = {}
+
+    async def get(self, name: str) -> bytes:
+        """The same object for everybody; raises what `read` raised, which is read again for whoever comes later."""
+        reading = self._readings.get(name)
+        if reading is None or (reading.done() and (reading.cancelled() or reading.exception() is not None)):
+            reading = self._readings[name] = asyncio.ensure_future(self._read(name))
+        return await asyncio.shield(reading)

@@ -66,7 +66,7 @@ from shoal.transport.service import (
     poll_seconds,
     read_secret,
 )
-from shoal.transport.shared_answer import SharedAnswer
+from shoal.transport.shared_answer import KeptAnswers, SharedAnswer
 
 PORT = 8080
 STORE_SECONDS = 20.0
@@ -214,13 +214,15 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[.
 
         return json_answer(await call(answer))
 
+    tables = KeptAnswers(lambda digest: call(state.store.get, keys.task_table(digest)))
+
     @app.get("/v1/tasks")
     async def tasks(request: Request) -> Response:
         """The run's table, or, with `?digest=`, that of a benchmark."""
         node = await gate.node(request)
         wanted = request.query_params.get("digest")
 
-        def answer() -> bytes:
+        def allowed() -> str:
             state.nodes.require_member(node)
             prepared = state.prepared
             digest = prepared.tasks_digest if wanted is None else wanted
@@ -228,9 +230,10 @@ def _add_node_routes(app: FastAPI, state: RunState, gate: Gate, call: Callable[.
                 raise Refusal(
                     ProblemCode.NO_SUCH_TASK_TABLE, "digest is neither that of the run's tasks nor of a benchmark's"
                 )
-            return state.store.get(keys.task_table(digest))
+            return digest
 
-        return Response(await call(answer), media_type="application/vnd.apache.parquet")
+        # Up to 64 MiB: however many connections take their time, these bytes are here once.
+        return Response(await tables.get(await call(allowed)), media_type="application/vnd.apache.parquet")
 
     @app.get("/v1/packages")
     async def packages(request: Request) -> Response:
