@@ -1,7 +1,9 @@
 """What anybody may ask unsigned of discovery and orchestrator: an address has a pace at `/v1/join`, and `/metrics` costs a flood few readings."""
 
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fastapi import FastAPI
@@ -104,6 +106,28 @@ def test_whoever_reads_figures_now_and_then_gets_those_of_that_moment(counted: C
     for number in range(1, 6):
         families = {each.name: each for each in parse_text(figures.get("/metrics").text)}
         assert families["shoal_test_readings"].samples[0].value == number
+
+
+def test_probes_are_answered_while_every_thread_is_at_a_request() -> None:
+    app, busy, go_on = FastAPI(), threading.Semaphore(0), threading.Event()
+    add_health(app, lambda: None, lambda: "not read yet")
+
+    @app.get("/busy")
+    def _busy() -> None:
+        busy.release()
+        go_on.wait(60)
+
+    with TestClient(app) as client, ThreadPoolExecutor(40) as threads:
+        asked = [threads.submit(client.get, "/busy") for _ in range(40)]
+        for _ in asked:
+            assert busy.acquire(timeout=30)
+        try:
+            with ThreadPoolExecutor(1) as probe:
+                assert probe.submit(client.get, "/healthz").result(10).status_code == 200
+                assert probe.submit(client.get, "/readyz").result(10).text == "not read yet"
+        finally:
+            go_on.set()
+        assert [each.result(30).status_code for each in asked] == [200] * 40
 
 
 @pytest.mark.parametrize("version", ["1.0.0", "1.0.1", "2.7.3"])

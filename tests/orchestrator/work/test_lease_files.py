@@ -1,5 +1,7 @@
 """A lease hands in one file, whoever asks and whatever died in between: the store decides which."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from protocol_stack import GROUPS, ledger, sha, verdict_on
 from run_states import Orchestrator
 from servers import Redis
 from shoal.contracts import keys
-from shoal.contracts.problems import Refusal
+from shoal.contracts.problems import ProblemCode, Refusal
 from shoal.contracts.protocol import Lease, LeaseReturn, SubmissionNotice, UploadRequest
 from shoal.contracts.storage import Retention
 from shoal.contracts.validation import Validation
@@ -242,3 +244,47 @@ def test_other_nodes_do_not_wait_while_refused_bytes_are_deleted_and_each_counts
     assert run.store.list(keys.WAITING) == run.store.list(keys.UPLOADS) == []
     with pytest.raises(Refusal, match="quota-leased"):
         run.lease(node)
+
+
+def test_of_forty_confirmations_of_one_upload_one_hashes_it(run: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = run.lease(run.join())
+    data = run.upload(lease)
+    hashed, hashes, told = run.store.sha256, list[str](), list[Refusal]()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(key: str) -> tuple[str, int]:
+        hashes.append(key)
+        begun.set()
+        assert go_on.wait(30)
+        return hashed(key)
+
+    monkeypatch.setattr(run.store, "sha256", slow)
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(run.confirm, lease, data)
+        assert begun.wait(30)
+        for _ in range(39):
+            with pytest.raises(Refusal) as refused:
+                run.confirm(lease, data)
+            told.append(refused.value)
+        go_on.set()
+        assert first.result(30).status == "queued"
+    assert len(hashes) == 1
+    assert {(each.code, each.retry_after_seconds) for each in told} == {(ProblemCode.RECORD_BUSY, 1)}
+    assert run.confirm(lease, data).status == "queued", "who comes again has the receipt"
+
+
+def test_beyond_its_files_of_an_hour_a_node_has_no_bytes_looked_at(
+    run: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "FILES_AN_HOUR", 3)
+    node = run.join()
+    lease = run.lease(node)
+    data = run.upload(lease)
+    for _ in range(3):
+        run.store.put(keys.staging(node, lease.lease), bytes(len(data)))
+        with pytest.raises(Refusal, match="wrong-digest"):
+            run.confirm(lease, data)
+    run.store.put(keys.staging(node, lease.lease), data)
+    monkeypatch.setattr(run.store, "sha256", lambda key: pytest.fail("it is hashed"))
+    with pytest.raises(Refusal, match="quota-used"):
+        run.confirm(lease, data)

@@ -195,8 +195,10 @@ def test_a_return_while_a_file_is_confirmed_does_not_make_two_files_of_one_lease
     hashing = run.state.store.sha256
 
     def slow(key: str) -> tuple[str, int]:
-        """The node asks for more while its first file is hashed."""
+        """The node asks for more while its first file is hashed. Here it is told to wait; another orchestrator would take the second one."""
         monkeypatch.undo()
+        elsewhere = run.new_state()
+        elsewhere.ledger.load()
         give_back(run, lease)
         again = run.lease_in_time(node)
         assert again.lease == lease.lease
@@ -204,7 +206,9 @@ def test_a_return_while_a_file_is_confirmed_does_not_make_two_files_of_one_lease
         request = UploadRequest(node=node, lease=lease.lease, size=len(other), sha256=sha(other))
         uploads.grant_upload(run.state, request)
         run.store.put(keys.staging(node, lease.lease), other)
-        assert run.confirm(again, other).status == "queued"
+        with pytest.raises(Refusal, match="record-busy"):
+            run.confirm(again, other)
+        assert run.confirm(again, other, elsewhere).status == "queued"
         return hashing(key)
 
     monkeypatch.setattr(run.state.store, "sha256", slow)

@@ -68,6 +68,7 @@ class RunState:
         self.queue = ValidationQueue(client, self.prefix)
         self.lease_lock = threading.Lock()  # room is looked at and taken by one thread at a time
         self._node_locks: dict[str, threading.Lock] = {}
+        self.confirming: dict[str, object] = {}  # leases of which a file is being confirmed
         self.standing_lock = threading.Lock()  # a node's room is changed by one thread at a time
         self.settle_lock = threading.RLock()  # a step is sealed and files settle one at a time
         self.trainer: TrainerProgress | None = None

@@ -3,8 +3,10 @@
 A handler asks for the signer first and parses the body after, so that nobody unsigned learns more than that.
 """
 
+import asyncio
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -159,18 +161,27 @@ def query_seconds(request: Request, name: str, most: float) -> float:
 
 
 def add_health(app: FastAPI, alive: Callable[[], str | None], ready: Callable[[], str | None]) -> None:
-    """`/healthz`, `/readyz`, `/metrics`; the functions give None, or what is wrong."""
+    """`/healthz`, `/readyz`, `/metrics`; the functions give None, or what is wrong. `alive` answers at once, `ready` may ask Redis.
+
+    Probes take none of the threads of requests: a pod whose threads are all at files is alive, and is not to be restarted.
+    """
+    thread = ThreadPoolExecutor(1, "ready")
+
+    async def read() -> bytes:
+        return (await asyncio.get_running_loop().run_in_executor(thread, ready) or "").encode()
+
+    told = SharedAnswer(read)
 
     def answer(problem: str | None) -> Response:
         return Response(problem or "ok", 503 if problem else 200, media_type="text/plain")
 
     @app.get("/healthz", include_in_schema=False)
-    def _healthz() -> Response:
+    async def _healthz() -> Response:
         return answer(alive())
 
     @app.get("/readyz", include_in_schema=False)
-    def _readyz() -> Response:
-        return answer(ready())
+    async def _readyz() -> Response:
+        return answer((await told.get()).decode())
 
     figures = {kind: _figures(kind) for kind in ("", OPENMETRICS)}
 

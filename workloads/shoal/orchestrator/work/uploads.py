@@ -7,7 +7,8 @@ point the repeated notice, one with another file of that lease, or `recovery`, f
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from shoal.contracts import keys
 from shoal.contracts.evaluation import BenchmarkTerms
@@ -103,11 +104,14 @@ def require_quota(state: RunState, node: str, open_leases: int, now_unix: float)
 
     What is leased can be handed in then: the hour that follows has a count of its own.
     """
-    taken = int(state.redis.get(_quota_key(state, node, now_unix)) or 0)
-    if taken + open_leases >= FILES_AN_HOUR:
+    if _files_of_hour(state, node, now_unix) + open_leases >= FILES_AN_HOUR:
         raise _too_many(
             ProblemCode.QUOTA_LEASED, now_unix
         )  # not 429, which clients wait out: a worker does other things meanwhile
+
+
+def _files_of_hour(state: RunState, node: str, now_unix: float) -> int:
+    return int(state.redis.get(_quota_key(state, node, now_unix)) or 0)
 
 
 def _quota_key(state: RunState, node: str, now_unix: float) -> str:
@@ -123,6 +127,25 @@ def _too_many(code: ProblemCode, now_unix: float) -> Refusal:
 def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
     """Hash, promote and queue an uploaded file; the same notice again gives the file's present status. Raises `Refusal`."""
     state.nodes.require_member(notice.node)
+    with _alone(state, notice.lease):
+        return _submit(state, notice)
+
+
+@contextmanager
+def _alone(state: RunState, lease: str) -> Iterator[None]:
+    """One confirmation of a lease at a time, since each has a whole file copied and hashed on a thread. Others wait for nothing here: `Refusal`."""
+    ours = object()
+    if state.confirming.setdefault(lease, ours) is not ours:
+        raise Refusal(
+            ProblemCode.RECORD_BUSY, "a file of this lease is being confirmed: ask again", retry_after_seconds=1
+        )
+    try:
+        yield
+    finally:
+        del state.confirming[lease]
+
+
+def _submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
     lease = state.leases.require(notice.lease, notice.node)
     record = find_record(state, notice.node, notice.sha256)
     if record is None and (judged := find_verdict(state, notice.node, notice.sha256)) is not None:
@@ -132,6 +155,10 @@ def submit(state: RunState, notice: SubmissionNotice) -> SubmissionReceipt:
             raise _submitted_before(record.lease)
         with state.doubts.about(FileInDoubt(record.step, record.node, record.sha256)):
             return finish(state, record, lease)
+    if (
+        _files_of_hour(state, notice.node, state.clock()) > FILES_AN_HOUR
+    ):  # refused files count, which no grant was asked for
+        raise _too_many(ProblemCode.QUOTA_USED, state.clock())
     part, rest = parts.split(state, lease, notice.part)
     groups = lease.groups if rest is None or part is None else len(part.groups)
     if notice.groups != groups:
@@ -194,7 +221,7 @@ def _take_in(
         _count_file(state, notice.node, state.clock())
         raise other_file(record.lease, record.sha256)
     if not created:
-        return submit(state, notice)  # another thread was first: its record decides
+        return _submit(state, notice)  # another orchestrator was first: its record decides
     get_logger().info(
         "submission received", node=notice.node, step=record.step, submission=record.submission, bytes=record.size
     )
