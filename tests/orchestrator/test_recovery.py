@@ -18,8 +18,10 @@ from run_states import Orchestrator
 from servers import Redis, wait_until
 from shoal.contracts import keys
 from shoal.contracts.protocol import RunProgress, ValidationJob
+from shoal.contracts.run import RunConfig
 from shoal.contracts.signed import Signed, sign
 from shoal.contracts.steps import StepBatch
+from shoal.contracts.validation import Validation
 from shoal.contracts.verdicts import Verdict
 from shoal.crypto.canonical import document_digest
 from shoal.crypto.keys import PrivateKey
@@ -280,6 +282,40 @@ def test_an_evicted_node_stays_evicted_when_redis_is_lost(run: Orchestrator) -> 
         run.beat(node)
     with pytest.raises(Exception, match=r"^evicted: "):
         run.beat(node, run.invite(node))
+
+
+def test_evict_is_not_for_files_that_were_rejected_before_it(tmp_path: Path, redis_server: Redis) -> None:
+    run = Orchestrator(tmp_path, redis_server.url, validation=Validation(probation_files=0, slashing="Discard"))
+    run.announce(0)
+    before, after = run.join(), run.join()
+    rejected(run, before)
+    run.config = with_slashing(run.config, "Evict")
+    run.restarted()
+    assert run.state.view.evicted == set()
+    assert run.beat(before) == "Healthy"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verdicts, "evict", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            rejected(run, after)
+    for note in run.store.list(keys.WAITING):  # by which the verdict would be concluded
+        run.store.delete(note.key)
+    run.config = with_slashing(run.config, "Evict", probation_files=5)
+    run.restarted()
+    assert run.state.view.evicted == {after}, "other terms that say Evict forgive nothing"
+
+
+def with_slashing(config: RunConfig, slashing: str, **further: int) -> RunConfig:
+    validation = config.validation.model_copy(update={"slashing": slashing, **further})
+    return config.model_copy(update={"validation": validation})
+
+
+def rejected(run: Orchestrator, node: str) -> None:
+    run.hand_in(node)
+    run.judge(verdict_on(run.claimed(), "reject", "reward", evidence="row 0"))
+
+
+def killed(*_: object) -> None:
+    raise RuntimeError("killed")
 
 
 def test_an_opinion_outlives_redis(run: Orchestrator) -> None:

@@ -81,7 +81,7 @@ class LedgerView:
         self.evaluated: dict[int, Accepted] = {}  # number of a slice -> the file that counts
         self.evaluated_unix: dict[int, float] = {}  # number of a slice -> when that file was accepted
         self.settled: dict[tuple[str, str], str] = {}  # (node, file) -> "accepted" or "rejected"
-        self.rejected_nodes: set[str] = set()
+        self.to_evict: set[str] = set()  # nodes of which a file was rejected while the terms said Evict
         self.files_of: defaultdict[str, Files] = defaultdict(Files)  # node -> what became of its files
         self.accepted_in_a_row: Counter[str] = Counter()  # node -> files accepted since its last rejected one
         self.accepted_unix: dict[
@@ -172,7 +172,8 @@ class LedgerView:
                 self._count_accepted(file, entry.unix)
             case Rejected(node=node) as file:
                 self.settled[node, file.file] = "rejected"
-                self.rejected_nodes.add(node)
+                if self.terms is not None and self.terms.terms.slashing == "Evict":
+                    self.to_evict.add(node)
                 self.accepted_in_a_row[node] = 0
                 self.accepted_unix.pop(node, None)
                 self.files_of[node].rejected += 1

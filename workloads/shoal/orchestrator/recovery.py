@@ -141,7 +141,7 @@ def rebuild(state: RunState) -> None:
     state.files_expired = max(state.files_expired, len(state.store.list(keys.EXPIRED)))
     state.terms.keep()  # after what the orchestrator before us decided, which was by the terms of its time
     if state.config.validation.slashing == "Evict":
-        for node in state.view.rejected_nodes - state.view.evicted:
+        for node in state.view.to_evict - state.view.evicted:  # what was rejected under Discard cost that file
             evict(state, node, "a file was rejected")
     _restore_nodes(state, [*state.view.joined])
     _restore_queue(state, [file for file in waiting if file.name not in judged], serving=serving)
