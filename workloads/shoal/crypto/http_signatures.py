@@ -1,7 +1,7 @@
 """Signed requests: RFC 9421 HTTP message signatures with Ed25519 over method, target URI and Content-Digest (RFC 9530).
 
 `sign_request` gives the headers to add; `verify_request` says who signed, or raises. Time and nonce memory belong to the caller: it passes `now`
-and keeps every returned nonce for `NONCE_SECONDS`, twice the clock window, so that a replay inside the window is always known. Which node a request
+and keeps every returned nonce for `NONCE_SECONDS`, so that a replay inside the clock window is always known. Which node a request
 *speaks for* is in its body or path: the server compares it with `SignedBy.key`.
 
 The library reads any form that the RFC allows. Headers in the one form that `sign_request` writes are read here without it, in a third of the time:
@@ -27,7 +27,9 @@ from shoal.crypto.keys import PrivateKey, public_key
 
 CLOCK_WINDOW_SECONDS = 60
 """A request is refused when its `created` differs from the server's clock by more than this, either way."""
-NONCE_SECONDS = 2 * CLOCK_WINDOW_SECONDS
+NONCE_SECONDS = 3 * CLOCK_WINDOW_SECONDS
+"""A sender's clock may be ahead, so that a head fits for twice the window. A server may wait for a body, by half a window, before it takes
+the nonce."""
 SIGNATURE_TAG = "shoal-request-v1"
 COVERED = ("@method", "@target-uri", "content-digest")
 MAX_HEADER_BYTES = 4096
