@@ -188,10 +188,10 @@ class Story:
         return self.space.run(f"{NAME}-minio-0", "ls", f"/data/rollouts/shoal/{self.run}").split()
 
     def events(self, component: str, container: str, event: str) -> list[Object]:
-        """Lines of that event in the log of a component's pod."""
+        """Lines of an event that begins with these words, in the log of a component's pod."""
         text = self.space.kubectl("logs", self.pod(component), "-c", container, "--tail=-1")
         lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-        return [line for line in lines if line.get("event") == event]
+        return [line for line in lines if str(line.get("event", "")).startswith(event)]
 
     # What is done to it.
 

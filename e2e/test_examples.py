@@ -27,7 +27,7 @@ IMAGES = ("protocol", "redis", "relay", "trainer", "validator", "worker")
 SECONDS = 180.0
 """For a first pod to run, or to end so often that it is called a problem: the pauses between grow from ten seconds."""
 
-NO_NODE, NO_HUB = "Unschedulable", "CrashLoop"
+NO_NODE, NO_HUB, NO_KUEUE = "Unschedulable", "CrashLoop", "KueueMissing"
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,8 @@ def standing(space: Space, name: str) -> tuple[str, str]:
     """Reason and message of what says most about a run that has not begun: why prepare cannot, or else what the run does."""
     found = space.kube.get("TrainingRun", name, space.name) or {}
     said = {each["type"]: each for each in (found.get("status") or {}).get("conditions") or []}
+    if (queued := said.get("Queued", {})).get("reason") == NO_KUEUE:
+        return NO_KUEUE, queued["message"]
     for kind in ("Failed", "Progressing", "Prepared"):
         if kind == "Failed" and said.get(kind, {}).get("status") != "True":
             continue
@@ -119,6 +121,7 @@ def test_every_part_that_wants_gpus_waits_for_them_and_the_run_says_so(
         (run["spec"]["inferencePools"][0], on_gpus["spec"]["inferencePools"][0]),
     ):
         part.update(gpu={**like["gpu"], "count": wanted}, resources=small)
+    run["spec"]["prepare"] = {"gpu": {"count": 0}}  # it would have the validator's, and wait for them itself
     run["metadata"]["name"] = "wants-gpus"
     run["spec"]["images"] = {role: served.image(role) for role in IMAGES}
     served.apply(run)
@@ -158,9 +161,8 @@ def give_credentials(space: Space, run: Object) -> None:
 
         def asks(secret: str = secret) -> bool:
             reason, message = standing(space, run["metadata"]["name"])
-            return reason == "Waiting" and (
-                f"Secret {secret}" in message or any(name in message for name in begins_with(run))
-            )
+            waits = f"Secret {secret}" in message or any(name in message for name in begins_with(run))
+            return reason == NO_KUEUE or (reason == "Waiting" and waits)
 
         space.wait(f"the run to ask for Secret {secret}", asks, SECONDS)
         keys = {"accessKey": "made-up", "secretKey": "made-up-too"}
@@ -174,6 +176,8 @@ def as_expected(space: Space, run: Object, may_reach_a_hub: bool) -> bool:
         return reason == "Waiting" and any(other in message for other in others)
     if is_of_a_group(run):
         return reason == "Waiting" and f"group.members; this run's entry is {name}: " in message
+    if reason == NO_KUEUE:
+        return "queueName" in message
     if reason == NO_NODE:
         return "nodes are available" in message
     if from_a_hub(run) and (reason in (NO_HUB, "JobFailed") or not may_reach_a_hub):

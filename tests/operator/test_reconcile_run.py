@@ -78,6 +78,7 @@ def test_prepare_that_fails_for_good_fails_the_run_and_says_why(cluster: MemoryC
     assert said(cluster, "Failed")["message"] == (
         "Job sums-prepare: unknown environment 'arithmetic'; read its log, and delete the Job to try again"
     )
+    assert said(cluster, "Prepared")["message"] == said(cluster, "Failed")["message"]
     assert replicas(cluster) == {}
 
 

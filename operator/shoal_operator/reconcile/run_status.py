@@ -520,5 +520,6 @@ def _prepared(findings: Findings) -> Condition:
         return condition("Prepared", True, "JobSucceeded")
     if findings.prepare_problem is not None:
         return condition("Prepared", False, *findings.prepare_problem)
-    reason = {"failed": "JobFailed", "running": "JobRunning"}.get(job_state(findings.prepare), "JobNotStarted")
-    return condition("Prepared", False, reason)
+    state = job_state(findings.prepare)
+    reason = {"failed": "JobFailed", "running": "JobRunning"}.get(state, "JobNotStarted")
+    return condition("Prepared", False, reason, findings.failure.message if state == "failed" else "")
