@@ -121,6 +121,13 @@ name_of() {
     if [[ " runtime$on_runtime" == *" $1 "* ]]; then echo "$repository/$1:$tag$suffix"; else echo "$repository/$1:$tag$foreign"; fi
 }
 
+# A name without a host is one of this machine's own images, in words that mean no other: buildah and podman take `shoal/relay` for
+# `registry.example.org/shoal/relay` too, if that is here, as after a release.
+here() {  # $1: a name
+    local host=${1%%/*}
+    if [[ $builder == docker || $host == *[.:]* || $host == localhost ]]; then echo "$1"; else echo "localhost/$1"; fi
+}
+
 roles=("$@")
 ((${#roles[@]})) || mapfile -t roles < <(find images -mindepth 2 -name Dockerfile -printf '%h\n' | sed 's#^images/##' | sort)
 wanted=()
@@ -140,17 +147,13 @@ build() {  # $1: role
         cp tools/minio/go.mod images/sbom.py "$context"
     fi
     if [[ $on_runtime == *" $role "* ]]; then
-        local runtime
-        runtime=$(name_of runtime)
-        # Names without a host are local ones, and are not looked for in a registry.
-        [[ $builder == docker || ${repository%%/*} == *.* ]] || runtime=localhost/$runtime
-        given+=(--build-arg "RUNTIME=$runtime")
+        given+=(--build-arg "RUNTIME=$(here "$(name_of runtime)")")
     fi
     say "building $name on ${base:-the base of its Dockerfile} with $builder"
     # In a chroot: needs no container runtime, and works where cgroups are not what a runtime wants.
     [[ $builder == buildah ]] && command=(bud --layers --isolation "${BUILDAH_ISOLATION:-chroot}")
     "$builder" "${command[@]}" -q --network=host "${platform[@]}" "${secrets[@]}" "${given[@]}" \
-        --build-arg "REVISION=$revision" -f "images/$role/Dockerfile" -t "$name" "$context" >"$scratch/log" 2>&1 ||
+        --build-arg "REVISION=$revision" -f "images/$role/Dockerfile" -t "$(here "$name")" "$context" >"$scratch/log" 2>&1 ||
         { cat "$scratch/log" >&2; fail "$name was not built$([[ -n $base ]] || echo "; where no registry has the base of its Dockerfile, make one first: make base-image${foreign:+ ARCH=$arch}")"; }
 }
 
@@ -159,7 +162,7 @@ push() {  # $1: role
     name=$(name_of "$1")
     to=${name%"$foreign"}-$arch
     say "pushing $to"
-    "$builder" push -q "${insecure[@]}" --digestfile "$scratch/digest" "$name" "docker://$to"
+    "$builder" push -q "${insecure[@]}" --digestfile "$scratch/digest" "$(here "$name")" "docker://$to"
     mv "$scratch/digest" "$push/$1$([[ $on_runtime == *" $1 "* ]] && echo "$variant_suffix" || true)-$arch"
 }
 
@@ -171,7 +174,7 @@ report() {  # $1: name, $2: bytes, $3: when its build began, $4: archive
 
 # The runtime of the same files is not built again: to see that nothing changed, buildah would read all its gigabytes.
 runtime_inputs=$(cat images/runtime/Dockerfile images/install.sh requirements/bootstrap.lock "requirements/images/runtime-$variant.lock" <(echo "$base${foreign:+ $arch}") | sha256sum)
-runtime_known=shoal/runtime:${variant}-${runtime_inputs:0:16}
+runtime_known=$(here "shoal/runtime:${variant}-${runtime_inputs:0:16}")
 
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 sharing=()
@@ -180,13 +183,13 @@ for role in "${wanted[@]}"; do
     name=$(name_of "$role")
     archive=.cache/images/$role$foreign.tar
     if [[ $role == runtime ]] && "$builder" inspect --type image "$runtime_known" >/dev/null 2>&1; then
-        "$builder" tag "$runtime_known" "$name"
+        "$builder" tag "$runtime_known" "$(here "$name")"
         say "$name is there already"
         continue
     fi
     build "$role"
     if [[ $role == runtime ]]; then
-        "$builder" tag "$name" "$runtime_known"
+        "$builder" tag "$(here "$name")" "$runtime_known"
         say "$name is built, $((SECONDS - started)) s"
     elif [[ -n $push ]]; then
         push "$role"
@@ -195,8 +198,8 @@ for role in "${wanted[@]}"; do
         say "$name is built, $((SECONDS - started)) s"
     else
         case $builder in
-            buildah) rm -f "$archive"; buildah push -q "$name" "docker-archive:$archive:$name" ;;
-            *) "$builder" save -o "$archive" "$name" ;;
+            buildah) rm -f "$archive"; buildah push -q "$(here "$name")" "docker-archive:$archive:$name" ;;
+            *) "$builder" save -o "$archive" "$(here "$name")" ;;
         esac
         report "$name" "$(weigh <"$archive")" "$started" "$archive"
     fi
@@ -210,9 +213,10 @@ if [[ $builder == buildah ]]; then
     # Beside the archive: a runtime of gigabytes may be more than the machine's folder for temporary files holds.
     layout=$(mktemp -d .cache/images/layout.XXXXXX)
     trap 'rm -rf "$scratch" "$layout"' EXIT
-    for name in "${sharing[@]}"; do buildah push -q --compression-level 1 "$name" "oci:$layout:$name"; done
+    for name in "${sharing[@]}"; do buildah push -q --compression-level 1 "$(here "$name")" "oci:$layout:$name"; done
     python3 images/pack.py "$layout" "$archive"
 else
-    "$builder" save $([[ $builder != podman ]] || echo -m) -o "$archive" "${sharing[@]}"
-    for name in "${sharing[@]}"; do report "$name" "$("$builder" save "$name" | weigh)" "$started" "$archive"; done
+    mapfile -t ours < <(for name in "${sharing[@]}"; do here "$name"; done)
+    "$builder" save $([[ $builder != podman ]] || echo -m) -o "$archive" "${ours[@]}"
+    for name in "${ours[@]}"; do report "$name" "$("$builder" save "$name" | weigh)" "$started" "$archive"; done
 fi

@@ -3,6 +3,9 @@
 import hashlib
 import importlib.util
 import json
+import os
+import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 from types import ModuleType
@@ -85,3 +88,28 @@ def test_a_layer_that_is_missing_is_an_error_and_leaves_no_archive(packer: Modul
     with pytest.raises(FileNotFoundError):
         packer.pack(tmp_path / "layout", tmp_path / "out.tar")
     assert list(tmp_path.glob("out.tar*")) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [({}, "localhost/shoal/relay:"), ({"REPOSITORY": "127.0.0.1:5000/shoal"}, "127.0.0.1:5000/shoal/relay:")],
+)
+def test_what_is_packed_is_what_was_built_also_beside_a_registrys_image_of_that_name(
+    tmp_path: Path, settings: dict[str, str], kept: str
+) -> None:
+    """buildah takes `shoal/relay` for any registry's image that is here: after a release an archive had the release's image, and not the new one."""
+    for name in ("tools", "images", "requirements"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    called = tmp_path / "called"
+    buildah = tmp_path / "bin" / "buildah"
+    buildah.parent.mkdir()
+    buildah.write_text(f'#!/bin/sh\necho "$@" >> {called}\ncase $1 in push) touch .cache/images/relay.tar ;; esac\n')
+    buildah.chmod(0o755)
+    environment = os.environ | {"PATH": f"{buildah.parent}:{os.environ['PATH']}", "PLAIN": "1"} | settings
+    subprocess.run([tmp_path / "tools" / "images.sh", "relay"], check=True, env=environment, timeout=60)
+    lines = called.read_text().splitlines()
+    [built] = [line.split(" -t ")[1].split()[0] for line in lines if line.startswith("bud ")]
+    [packed] = [line.split()[2] for line in lines if line.startswith("push ")]
+    assert built == packed
+    assert built.startswith(kept)
