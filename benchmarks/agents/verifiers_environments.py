@@ -179,7 +179,7 @@ def checked(facts: Facts, rows: Sequence[Played]) -> list[float | None]:
             given = (each.tokens, each.mask, each.finish_reason, LIMIT)
             wrong = facts.tools.problem(task, *given)
             again = facts.tools.run_again(task, *given)
-            if wrong is not None or again != Rerun():
+            if wrong is not None or replace(again, program_seconds=0.0) != Rerun():
                 raise RuntimeError(
                     f"{facts.environment.name}: the validator says of {task.problem_id}: {wrong or again}"
                 )
