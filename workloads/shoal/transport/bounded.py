@@ -22,7 +22,7 @@ def body_of(answer: httpx.Response, most: int) -> bytes:
     if encoding.lower() != "identity":
         raise httpx.DecodingError(f"the answer has Content-Encoding {encoding[:40]!r}; asked for: identity")
     body = bytearray()
-    for piece in answer.iter_raw():
+    for piece in answer.iter_bytes():  # as they came: there is no encoding
         body += piece
         if len(body) > most:
             raise AnswerTooLong(f"answer is longer than {most} bytes")
