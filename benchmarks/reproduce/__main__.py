@@ -27,6 +27,7 @@ from benchmarks.reproduce.arms import ARMS, MATCHED_ARMS, PILOT_ARMS, RECIPE, SE
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "reproduce"
 RESULT = ROOT / "benchmarks" / "results" / "reproduction.json"
+DILOCO = RESULT.with_name("diloco.json")
 QUICK_STEPS, QUICK_COMPLETION = 4, 8
 
 
@@ -69,10 +70,12 @@ def main() -> None:
 
 def write_tables(runs: dict[str, Any], system: Path, page: Path) -> None:
     """Write all tables of the page. `system` is the file of the real system's runs, which need not be there."""
+    from benchmarks.diloco import study  # which takes its tools from here
     from benchmarks.reproduce.page import claims_table, write_page
 
     ran = agreement.read(system)
-    beside = filter(None, [agreement.table(ran, seeds_of(runs)), overlap.table(ran)])
+    islands = study.table(json.loads(DILOCO.read_text()))
+    beside = filter(None, [agreement.table(ran, seeds_of(runs)), overlap.table(ran), islands])
     tables = [claims_table(_decided(runs)), early_warning.table(_signs(runs)), *beside]
     write_page(runs, "".join(f"{each}\n" for each in tables), page)
 

@@ -22,7 +22,20 @@ ENOUGH = 50
 """More tries than any request of these tests has time for: a client that comes so often is let go, and the test fails by its count."""
 
 
-class Hostile:
+class Serving:
+    """Answers requests at `url` until `close`."""
+
+    def __init__(self, address: str, handler: type[BaseHTTPRequestHandler]) -> None:
+        self._server = ThreadingHTTPServer((address, 0), handler)
+        self.url = f"http://{address}:{self._server.server_address[1]}"
+        Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Hostile(Serving):
     """A server whose `answers` decide about each request by its number; `seen` counts them."""
 
     def __init__(self, address: str, answers: Callable[[int], Answer]) -> None:
@@ -41,13 +54,7 @@ class Hostile:
             def log_message(self, format: str, *args: object) -> None:
                 return
 
-        self._server = ThreadingHTTPServer((address, 0), Handler)
-        self.url = f"http://{address}:{self._server.server_address[1]}"
-        Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(address, Handler)
 
 
 @pytest.fixture
@@ -86,7 +93,7 @@ def test_a_pause_that_is_no_number_of_seconds_is_not_kept(
     assert 2 <= server.seen < ENOUGH, "it is tried again, with pauses of the client's own"
 
 
-class Pouring:
+class Pouring(Serving):
     """A server that answers every request with `piece` again and again, until the client hangs up or `most` bytes were taken."""
 
     def __init__(
@@ -115,13 +122,7 @@ class Pouring:
             def log_message(self, format: str, *args: object) -> None:
                 return
 
-        self._server = ThreadingHTTPServer((address, 0), Handler)
-        self.url = f"http://{address}:{self._server.server_address[1]}"
-        Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(address, Handler)
 
 
 ENDLESS = 1 << 30
