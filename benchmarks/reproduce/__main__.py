@@ -4,6 +4,7 @@
     python -m benchmarks.reproduce --arms async0 kl_0  only these arms
     python -m benchmarks.reproduce --pilot             how far a version moves at several rates: reproduction_pilot.json
     python -m benchmarks.reproduce --claims            more seeds until each claim of claims.json is decided or at its most: hours
+    python -m benchmarks.reproduce --real              one pair of arms for each of three claims on SmolLM2-135M-Instruct: half an hour an arm
     python -m benchmarks.reproduce --page              no training: figures and tables from what is there, in the cache or committed
     python -m benchmarks.reproduce --quick --out DIR   one arm of four steps with random weights, for the tests
 
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reproduce import agreement, claims, early_warning, overlap
-from benchmarks.reproduce.arms import ARMS, MATCHED_ARMS, PILOT_ARMS, RECIPE, SEEDS, WIDTH, Arm, needed
+from benchmarks.reproduce.arms import ARMS, MATCHED_ARMS, PILOT_ARMS, REAL_ARMS, RECIPE, SEEDS, WIDTH, Arm, needed
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "reproduce"
@@ -42,10 +43,11 @@ def main() -> None:
         pilot(cache, result.with_name("reproduction_pilot.json"))
         return
     arms, seeds = _chosen(asked)
-    runs = known_runs(result, ARMS | MATCHED_ARMS | arms)
+    runs = known_runs(result, ARMS | MATCHED_ARMS | REAL_ARMS | arms)
     if asked.again:
         runs = {name: run for name, run in runs.items() if name not in arms}
     add_seeds(runs, arms, seeds, cache, run=not asked.page)
+    add_seeds(runs, REAL_ARMS, SEEDS[:1], cache, run=False)
     if asked.claims or asked.page:
         decide_all(runs, cache, run=asked.claims)
     runs = {name: run for name, run in runs.items() if run["seeds"]}
@@ -134,13 +136,16 @@ def seeds_of(runs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pilot(cache: Path, result: Path) -> None:
-    """Train a little at several rates and write down how far each version is from the next, and what a step takes."""
-    found: dict[str, Any] = {}
+    """Train a little at several rates and write down how far each version is from the next, and what a step takes. What is written down is kept."""
+    found: dict[str, Any] = json.loads(result.read_text())["rates"] if result.exists() else {}
     for name, arm in PILOT_ARMS.items():
+        rate = arm.recipe["learning_rate"]
+        if found.get(name, {}).get("learning_rate") == rate:
+            continue
         columns = simulated(name, arm, 1, cache, run=True)
         assert columns is not None
         kept = ("moved_kl", "moved_ratio", "clip_low", "clip_high", "clip_delta", "held_out_reward", "gradient_norm")
-        found[name] = {"learning_rate": arm.recipe["learning_rate"]} | {column: columns[column] for column in kept}
+        found[name] = {"learning_rate": rate} | {column: columns[column] for column in kept}
     from benchmarks.reproduce.page import measured_on
 
     write_whole(result, {"recipe": RECIPE, "measured_on": measured_on(), "rates": found})
@@ -148,7 +153,7 @@ def pilot(cache: Path, result: Path) -> None:
 
 def digest(arm: Arm) -> str:
     """Of everything that changes an arm's curve but the code: a changed arm is run again."""
-    later = {"width": WIDTH, "boundaries": ()}
+    later = {"width": WIDTH, "boundaries": (), "model": "taught"}
     said = {name: value for name, value in asdict(arm).items() if name not in later or value != later[name]}
     return hashlib.sha256(json.dumps([RECIPE, said], sort_keys=True).encode()).hexdigest()[:16]
 
@@ -207,20 +212,26 @@ def _chosen(asked: argparse.Namespace) -> tuple[dict[str, Arm], tuple[int, ...]]
             arm, steps=QUICK_STEPS, recipe=arm.recipe | small, data="untaught", max_completion=QUICK_COMPLETION
         )
         return {"default": small_arm}, SEEDS[:1]
+    if asked.real:
+        return {name: REAL_ARMS[name] for name in asked.arms or REAL_ARMS}, SEEDS[:1]
     return {name: ARMS[name] for name in asked.arms or ([] if asked.claims else needed())}, tuple(asked.seeds)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), metavar="ARM", help=", ".join(ARMS))
+    every = [*ARMS, *REAL_ARMS]
+    parser.add_argument("--arms", nargs="+", choices=every, metavar="ARM", help=", ".join(every))
     parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, default=list(SEEDS), metavar="SEED")
     parser.add_argument("--quick", action="store_true", help="one small arm; needs --out")
     parser.add_argument("--pilot", action="store_true", help="measure how far a version moves, and nothing else")
     parser.add_argument("--claims", action="store_true", help="run the arms of claims that are not decided")
+    parser.add_argument("--real", action="store_true", help="run the arms of the real model, with one seed")
     parser.add_argument("--page", action="store_true", help="run nothing")
     parser.add_argument("--again", action="store_true", help="run what is committed too")
     parser.add_argument("--out", type=Path, help="write everything under this folder and not into the checkout")
     asked = parser.parse_args()
+    if asked.arms and any((name in REAL_ARMS) != asked.real for name in asked.arms):
+        parser.error("--arms: those of the real model go with --real, all others without")
     if asked.quick and asked.out is None:
         parser.error("--quick makes no figures for the checkout: say where by --out DIR")
     return asked

@@ -33,6 +33,7 @@ LENGTH_ALPHA = 0.1
 """The paper's 0.0003 makes a miss by its whole range of targets (8,000 tokens) cost 2.4; this makes one of 16 tokens cost 1.6."""
 PADDED_TARGETS = (21, 29, 37)
 """Lengths of an answer that writes its first column once, twice or three times."""
+LENGTHS: dict[str, Any] = {"alpha": LENGTH_ALPHA, "targets": PADDED_TARGETS, "max_completion": 48}
 
 PAPER_RATE, PAPER_WIDTH = 3e-7, 5120
 """Learning rate of the paper (section 4.1), and the hidden size of QwQ-32B."""
@@ -55,11 +56,14 @@ MATCHED_STEPS = 160
 """Some three minutes of a core, and room above the end: the pilot's curve is still rising at 60."""
 PILOT_RATES = (0.5, 1.0, 3.0, 12.5)
 """Multiples of the matched rate; the last is that of examples/arithmetic."""
+REAL_PILOT_RATES = (1.0, 3.0)
 
-Data = Literal["additions", "mixed", "filtered", "padded", "untaught"]
-"""`additions`: the environment's tasks. `mixed`: half of them replaced by additions of three-digit numbers, which the base model never gets
-right. `filtered`: `mixed` after the offline filter. `padded`: additions with a base model that pads its scratchpad at random. `untaught`:
-additions with random weights, for a quick try."""
+Model = Literal["taught", "SmolLM2-135M-Instruct"]
+"""`taught`: a model of our own making that has learnt a little. The other is a real one, which is trained with low-rank adapters."""
+Data = Literal["additions", "mixed", "filtered", "padded", "told", "untaught"]
+"""`additions`: the environment's tasks, with a real model those of `largest`. `mixed`: half of them replaced by tasks that the base model never gets
+right. `filtered`: `mixed` after the offline filter. `padded`: additions with a base model that pads its scratchpad at random. `told`: at random too,
+but in a quarter of its lessons as the prompt asks. `untaught`: additions with random weights, for a quick try."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ class Arm:
     steps: int = 40
     width: int = WIDTH
     boundaries: tuple[int, ...] = ()
+    model: Model = "taught"
 
     def full_recipe(self) -> Recipe:
         """The recipe that the trainer's functions are given."""
@@ -88,9 +93,11 @@ class Arm:
 
     @property
     def base(self) -> str:
-        """Name of the base models of arms that share them, one for each seed."""
+        """Name of the base models of arms that share them, one for each seed; a real model is one for all."""
+        if self.model != "taught":
+            return self.model
         kinds = [
-            self.data if self.data in ("padded", "untaught") else "",
+            self.data if self.data in ("padded", "told", "untaught") else "",
             f"wide{self.width}" if self.width != WIDTH else "",
         ]
         return "-".join(["base", *filter(None, kinds)])
@@ -123,8 +130,7 @@ ARMS: dict[str, Arm] = {
     "filtered": Arm("offline filter on", data="filtered", online_filter=False),
     "lengths": Arm(
         "length penalty 0.1 a token, 80 steps",
-        data="padded", alpha=LENGTH_ALPHA, targets=PADDED_TARGETS, max_completion=48, steps=80,
-        recipe={"max_sequence_length": 80},
+        data="padded", **LENGTHS, steps=80, recipe={"max_sequence_length": 80},
     ),
     "grad_clip_1": Arm("gradient clip 1.0", {"max_grad_norm": 1.0}),
     "kl_0": Arm("KL weight 0", {"kl_coefficient": 0.0}),
@@ -193,6 +199,9 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 
+MATCHED_LENGTHS: dict[str, Any] = {**MATCHED, "max_sequence_length": 80}
+
+
 def _matched(title: str, recipe: Mapping[str, Any] = MATCHED, **more: Any) -> Arm:
     return Arm(title, dict(recipe), **{"steps": MATCHED_STEPS} | more)
 
@@ -212,14 +221,64 @@ MATCHED_ARMS: dict[str, Arm] = {
     "matched_stress_one_sided": _matched("one-sided, stressed", {**MATCHED_STRESS, "algorithm": {"one_sided_grpo": {}}}),
     "matched_stress_two_sided": _matched("two-sided, stressed", MATCHED_STRESS),
     "matched_stress_clip": _matched("two-sided, stressed, gradient clip 0.1", {**MATCHED_STRESS, "max_grad_norm": 0.1}),
-    "matched_lengths": _matched(
-        "length penalty 0.1 a token",
-        {**MATCHED, "max_sequence_length": 80},
-        data="padded", alpha=LENGTH_ALPHA, targets=PADDED_TARGETS, max_completion=48,
+    "matched_lengths": _matched("length penalty 0.1 a token", MATCHED_LENGTHS, data="padded", **LENGTHS),
+    "matched_lengths_told": _matched(
+        "length penalty 0.1 a token, a base model that has met the request", MATCHED_LENGTHS, data="told", **LENGTHS
     ),
     "matched_wide": _matched("twice as wide", {**MATCHED, "learning_rate": PAPER_RATE * PAPER_WIDTH / WIDE}, width=WIDE),
 }  # fmt: skip
 """Of `claims.json`."""
+REAL_MODEL: Model = "SmolLM2-135M-Instruct"
+REAL: dict[str, Any] = {
+    "prompts_per_step": 8,
+    "optimizer_steps": 4,
+    "warmup_steps": 4,
+    "learning_rate": 1e-4,
+    "kl_coefficient": 0.0,
+    "max_sequence_length": 80,
+    "pack_length": 512,
+}
+"""A step of 64 answers to prompts of 50 tokens takes 80 s of a core. Without a KL penalty the base model need not be asked."""
+REAL_STRESS: dict[str, Any] = {**REAL, "learning_rate": 10 * REAL["learning_rate"], "max_grad_norm": 1.0}
+REAL_STEPS = 20
+
+
+def _real(title: str, recipe: Mapping[str, Any] = REAL, **more: Any) -> Arm:
+    common = {"model": REAL_MODEL, "targets": (REAL_LENGTH,), "max_completion": REAL_LONGEST, "steps": REAL_STEPS}
+    return Arm(title, dict(recipe), **common | more)
+
+
+REAL_LENGTH, REAL_LONGEST = 3, 5
+"""Tokens of an answer (two digits and the end), and at most."""
+REAL_ARMS: dict[str, Arm] = {
+    "real_async0": _real("synchronous", async_level=0),
+    "real_async2": _real("async level 2"),
+    "real_mixed": _real("offline filter off", data="mixed", online_filter=False),
+    "real_filtered": _real("offline filter on", data="filtered", online_filter=False),
+    "real_one_sided": _real("one-sided, stressed", {**REAL_STRESS, "algorithm": {"one_sided_grpo": {}}}),
+    "real_two_sided": _real("two-sided, stressed", REAL_STRESS),
+}
+REAL_EXPERIMENTS: dict[str, Experiment] = {
+    "real_async": Experiment(
+        f"Async level on {REAL_MODEL}",
+        "Figure 7: up to level 4 the reward follows that of the synchronous run.",
+        ("real_async0", "real_async2"),
+        ("held_out_reward", "gradient_norm"),
+    ),
+    "real_offline_filter": Experiment(
+        f"Offline filter on {REAL_MODEL}",
+        "Figure 8: without it the reward barely improves.",
+        ("real_mixed", "real_filtered"),
+        ("held_out_reward", "signal_share"),
+    ),
+    "real_two_sided_clip": Experiment(
+        f"One-sided and two-sided clip on {REAL_MODEL}, under stress",
+        "Section 3.4: one-sided clipping made spikes of loss and gradient norm; delta stopped them.",
+        ("real_one_sided", "real_two_sided"),
+        ("held_out_reward", "gradient_norm_max", "largest_ratio"),
+    ),
+}
+"""One pair for each of three claims, on weights that are not ours: enough to confirm or to doubt, not to decide."""
 PILOT_ARMS: dict[str, Arm] = {
     f"pilot_{times:g}": _matched(
         f"synchronous, {times:g} times the matched rate",
@@ -227,6 +286,11 @@ PILOT_ARMS: dict[str, Arm] = {
         async_level=0, steps=60,
     )
     for times in PILOT_RATES
+} | {
+    f"pilot_real_{times:g}": _real(
+        f"{REAL_MODEL}, {times:g} times its rate", {**REAL, "learning_rate": times * REAL["learning_rate"]}, async_level=0, steps=5
+    )
+    for times in REAL_PILOT_RATES
 }  # fmt: skip
 BOUNDARIES = (8, 16)
 """Tokens of an answer of some 22. In a run segments begin at multiples of 32, of answers of thousands."""

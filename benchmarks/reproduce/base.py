@@ -13,16 +13,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.reproduce.arms import MAX_LENGTH, TARGETS, Arm
+from benchmarks.reproduce.arms import MAX_LENGTH, Arm
+from benchmarks.reproduce.largest import Largest, drawn
 from shoal.contracts.model_source import GeneratedModel
 from shoal.contracts.tasks import Task
 from shoal.environments.arithmetic import Arithmetic, operands
-from shoal.environments.base import Score
+from shoal.environments.base import Environment, Score
 from shoal.environments.generated_model import make_model, random_model
 from shoal.environments.generated_tokenizer import train_tokenizer
 from shoal.environments.prompts import prompt_tokens
@@ -30,6 +31,7 @@ from shoal.environments.sampling import sample
 from shoal.environments.slips import learners_addition
 from shoal.environments.tokens import completion_text
 
+ROOT = Path(__file__).resolve().parents[2]
 PASS_RATE, PADDED_PASS_RATE = 0.3, 0.15
 """Padding makes the second column harder to work out: a warm start of 400 updates ends near 0.2."""
 LONGEST = MAX_LENGTH + 32
@@ -39,6 +41,8 @@ FILTER_SAMPLES = 8
 FILTER_LOW, FILTER_HIGH = 0.125, 0.5
 """The paper keeps problems of whose 8 samples 12.5 % to 50 % are right (section 3.3.1)."""
 MOST_PADDING = 2
+PADDING, FOLLOWED_SHARE = "padding", 0.25
+"""Key of a task's metadata: how often to write its first column again. So many of `told` lessons keep to it, beside those that do by chance."""
 SAME_EVERYWHERE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "1"}
 """Settings of torch and MKL by which a sum has the same bits on every x86-64 processor; they hold from a process's first import of torch on."""
 BASE_SECONDS = 3600.0
@@ -46,15 +50,18 @@ BASE_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Start:
-    """`folder` is a Hugging Face checkpoint; `tasks` is what the arm draws prompts from."""
+    """`folder` is a Hugging Face checkpoint; `tasks` of `environment` is what the arm draws prompts from."""
 
     folder: Path
     tasks: list[Task]
     held_out: list[Task]
+    environment: Environment = field(default_factory=Arithmetic)
 
 
 def start_of(arm: Arm, seed: int, cache: Path) -> Start:
     """The start of an arm; what it needs is made first where the cache lacks it."""
+    if arm.model != "taught":
+        return _real_start(arm, seed, cache)
     folder = cache / f"{arm.base}-{seed}"
     if not folder.is_dir():
         partial = folder.with_suffix(".partial")
@@ -62,12 +69,26 @@ def start_of(arm: Arm, seed: int, cache: Path) -> Start:
         _make_base(arm, seed, partial)
         partial.rename(folder)
     tasks = Arithmetic().tasks(POOL + HELD_OUT, 1000 + seed)
-    held_out, pool = tasks[:HELD_OUT], tasks[HELD_OUT:]
-    if arm.data in ("mixed", "filtered"):
-        pool = pool[: POOL // 2] + hard_tasks(POOL // 2, seed)
-    if arm.data == "filtered":
-        pool = offline_filter(folder, pool, seed, cache / f"filter-{seed}.json")
-    return Start(folder, pool, held_out)
+    pool = pool_of(arm, tasks[HELD_OUT:], hard_tasks(POOL // 2, seed))
+    start = Start(folder, pool, tasks[:HELD_OUT])
+    return start if arm.data != "filtered" else offline_filter(arm, start, seed, cache / f"filter-{seed}.json")
+
+
+def _real_start(arm: Arm, seed: int, cache: Path) -> Start:
+    sys.path.append(str(ROOT / "tools"))
+    from fetch_smollm2 import fetched
+
+    tasks = Largest().tasks(POOL + HELD_OUT, 1000 + seed)
+    pool = pool_of(arm, tasks[HELD_OUT:], drawn("Product", POOL // 2, f"{seed}"))
+    start = Start(fetched(), pool, tasks[:HELD_OUT], Largest())
+    return (
+        start if arm.data != "filtered" else offline_filter(arm, start, seed, cache / f"filter-{arm.model}-{seed}.json")
+    )
+
+
+def pool_of(arm: Arm, tasks: Sequence[Task], hard: Sequence[Task]) -> list[Task]:
+    """What an arm draws prompts from: `tasks`, or the half of them and `hard` ones."""
+    return [*tasks[: len(tasks) // 2], *hard] if arm.data in ("mixed", "filtered") else list(tasks)
 
 
 def _make_base(arm: Arm, seed: int, folder: Path) -> None:
@@ -81,32 +102,52 @@ def _make_base(arm: Arm, seed: int, folder: Path) -> None:
     said = json.dumps({"data": arm.data, "targets": arm.targets, "width": arm.width})
     subprocess.run(
         [sys.executable, "-m", "benchmarks.reproduce.base", said, str(seed), str(folder.resolve())],
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         env=os.environ | SAME_EVERYWHERE,
         check=True,
         timeout=BASE_SECONDS,
     )
 
 
+class AskedLengths(Arithmetic):
+    """Additions that come with the length that is asked for, so that the lessons of a base model can keep to it."""
+
+    def __init__(self, targets: Sequence[int]) -> None:
+        self.targets = targets
+
+    def tasks(self, count: int, seed: int) -> list[Task]:
+        found = super().tasks(count, seed)
+        return [
+            task.model_copy(update={"metadata": {PADDING: number % len(self.targets)}})
+            for number, task in enumerate(found)
+        ]
+
+    def prompt(self, task: Task, target_length: int | None) -> str:
+        return super().prompt(task, self.targets[task.metadata[PADDING]])
+
+
 def teach_base(arm: Arm, seed: int, folder: Path) -> None:
     """Make the base model of an arm and a seed in this process, with whatever instructions it has."""
-    padded = arm.data == "padded"
+    padded, told = arm.data in ("padded", "told"), arm.data == "told"
     make_model(
         folder,
-        Arithmetic(),
-        list(arm.targets),
+        AskedLengths(arm.targets) if told else Arithmetic(),
+        [None] if told else list(arm.targets),
         GeneratedModel(hidden_size=arm.width, warm_start_pass_rate=PADDED_PASS_RATE if padded else PASS_RATE),
         LONGEST,
         seed,
         lambda step, loss, rate: None,
-        write=(lambda task, chance, slips: [(padded_addition(*operands(task), chance), True)]) if padded else None,
+        write=(lambda task, chance, slips: [(padded_addition(task, chance), True)]) if padded else None,
     )
 
 
-def padded_addition(left: int, right: int, chance: random.Random) -> str:
-    """A learner's addition whose first column is written one to three times, whatever length was asked for."""
-    first, comma, rest = learners_addition(left, right, chance).partition(",")
-    return first + (comma + first.removeprefix("<")) * chance.randint(0, MOST_PADDING) + comma + rest
+def padded_addition(task: Task, chance: random.Random) -> str:
+    """A learner's addition whose first column is written one to three times: at random, or as often as asked in a part of `AskedLengths`."""
+    first, comma, rest = learners_addition(*operands(task), chance).partition(",")
+    asked = task.metadata.get(PADDING)
+    followed = asked is not None and chance.random() < FOLLOWED_SHARE
+    padding = asked if followed else chance.randint(0, MOST_PADDING)
+    return first + (comma + first.removeprefix("<")) * padding + comma + rest
 
 
 def hard_tasks(count: int, seed: int) -> list[Task]:
@@ -124,23 +165,23 @@ def hard_tasks(count: int, seed: int) -> list[Task]:
     ]
 
 
-def offline_filter(folder: Path, tasks: Sequence[Task], seed: int, cache: Path) -> list[Task]:
-    """Tasks of whose samples by the base model the paper's share is right; the rates are kept in `cache`."""
+def offline_filter(arm: Arm, start: Start, seed: int, cache: Path) -> Start:
+    """The start with those tasks of whose samples by the base model the paper's share is right; the rates are kept in `cache`."""
     if not cache.exists():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
-        tokenizer, environment = AutoTokenizer.from_pretrained(folder), Arithmetic()
+        model = AutoModelForCausalLM.from_pretrained(start.folder, dtype="float32").eval()
+        tokenizer, environment = AutoTokenizer.from_pretrained(start.folder), start.environment
         chance = random.Random(f"filter {seed}")
-        asked = [task for task in tasks for _ in range(FILTER_SAMPLES)]
-        prompts = [prompt_tokens(tokenizer, environment, task, chance.choice(TARGETS), None) for task in asked]
+        each = [task for task in start.tasks for _ in range(FILTER_SAMPLES)]
+        prompts = [prompt_tokens(tokenizer, environment, task, chance.choice(arm.targets), None) for task in each]
         right: dict[str, int] = {}
         ends = frozenset([model.config.eos_token_id])
-        for task, tokens in zip(asked, sample(model, prompts, 32, seed), strict=True):
+        for task, tokens in zip(each, sample(model, prompts, arm.max_completion, seed), strict=True):
             scored = environment.score(task, completion_text(tokenizer, tokens, ends))
             won = isinstance(scored, Score) and scored.task_reward == 1.0
             right[task.problem_id] = right.get(task.problem_id, 0) + won
         cache.write_text(json.dumps({name: count / FILTER_SAMPLES for name, count in right.items()}))
     rates = json.loads(cache.read_text())
-    return [task for task in tasks if FILTER_LOW <= rates[task.problem_id] <= FILTER_HIGH]
+    return replace(start, tasks=[task for task in start.tasks if FILTER_LOW <= rates[task.problem_id] <= FILTER_HIGH])
 
 
 if __name__ == "__main__":

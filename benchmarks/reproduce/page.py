@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reproduce.arms import ARMS, EXPERIMENTS, SEEDS, Experiment
+from benchmarks.reproduce.arms import ARMS, EXPERIMENTS, REAL_ARMS, REAL_EXPERIMENTS, SEEDS, Experiment
 from benchmarks.reproduce.claims import Decision
 from benchmarks.reproduce.figures import BY_TARGET
 from benchmarks.reproduce.summary import Seeds, at_end, each, largest, over_run, paired
@@ -45,7 +45,7 @@ def tables(runs: dict[str, Any]) -> str:
     """Markdown: for each experiment whose arms are there, a row an arm, with paired differences to the first."""
     return "\n".join(
         _table(name, experiment, {arm: runs[arm]["seeds"] for arm in experiment.arms})
-        for name, experiment in EXPERIMENTS.items()
+        for name, experiment in (EXPERIMENTS | REAL_EXPERIMENTS).items()
         if all(arm in runs for arm in experiment.arms)
     )
 
@@ -67,7 +67,7 @@ def _table(name: str, experiment: Experiment, arms: dict[str, Seeds]) -> str:
         cells = [_cell(arm, seeds, curve) for curve in experiment.curves]
         gap = "" if arm == first else str(paired(seeds, arms[first], at_end, "held_out_reward"))
         lines.append(
-            f"| `{arm}`: {ARMS[arm].title.removeprefix('default: ')} | {len(seeds)} | "
+            f"| `{arm}`: {(ARMS | REAL_ARMS)[arm].title.removeprefix('default: ')} | {len(seeds)} | "
             + " | ".join(cells)
             + f" | {gap} |"
         )
@@ -118,6 +118,6 @@ def write_page(runs: dict[str, Any], first: str, page: Path) -> None:
     text = page.read_text() if page.exists() else f"{BEGIN}\n{END}\n"
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    counted = min((len(run["seeds"]) for run in runs.values()), default=len(SEEDS))
+    counted = min((len(run["seeds"]) for name, run in runs.items() if name in ARMS), default=len(SEEDS))
     note = f"Arms with fewer than {len(SEEDS)} seeds are not done yet.\n\n" if counted < len(SEEDS) else ""
     page.write_text(f"{before}{BEGIN}\n\n{note}{first}{tables(runs)}\n{END}{after}")

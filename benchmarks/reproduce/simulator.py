@@ -9,7 +9,7 @@ deterministic except for the order of floating-point sums. Called by `__main__`.
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from benchmarks.reproduce.arms import Arm
 from benchmarks.reproduce.base import Start, start_of
 from benchmarks.reproduce.ours import Drawn, Learner
 from shoal.contracts.tasks import Task
+from shoal.contracts.trainer import Lora, TrainerSettings
 from shoal.environments.arithmetic import Arithmetic
-from shoal.environments.base import Score
+from shoal.environments.base import Environment, Score
 from shoal.environments.prompts import prompt_tokens
 from shoal.environments.sampling import sample
 from shoal.environments.tokens import completion_text
@@ -33,6 +34,8 @@ SPARE_GROUPS = 1.4
 """Groups sampled at once, in multiples of those that a step needs; a round more costs as much as a full one."""
 MOST_ROUNDS = 8
 """A policy that gives no signal after so many rounds trains on what there is: the figure then shows it."""
+REAL_TRAINER = TrainerSettings(lora=Lora(), activation_recomputation="Off")
+"""Adapters of rank 16. Packs are short, so activations need not be computed again."""
 
 Record = dict[str, float | int | None]
 Weights = dict[str, torch.Tensor]
@@ -45,13 +48,14 @@ class Answers:
     model: Any
     tokenizer: Any
     arm: Arm
+    environment: Environment = field(default_factory=Arithmetic)
 
     def draw(
         self, asked: Sequence[tuple[Task, int]], version: int, seed: int, then: Weights | None = None
     ) -> list[Drawn]:
         """One scored completion for each (task, target length). `then` are weights under which rows go on; they stay loaded."""
-        environment, ends = Arithmetic(), frozenset([self.model.config.eos_token_id])
-        prompts = [prompt_tokens(self.tokenizer, environment, task, target, None) for task, target in asked]
+        ends = frozenset([self.model.config.eos_token_id])
+        prompts = [prompt_tokens(self.tokenizer, self.environment, task, target, None) for task, target in asked]
         found = []
         first = self.arm.max_completion if then is None else max(self.arm.boundaries)
         drawn = sample(self.model, prompts, first, seed)
@@ -59,7 +63,7 @@ class Answers:
             self.model.load_state_dict(then)
             drawn = self._gone_on(prompts, drawn, seed)
         for (task, target), prompt, tokens in zip(asked, prompts, drawn, strict=True):
-            scored = environment.score(task, completion_text(self.tokenizer, tokens, ends))
+            scored = self.environment.score(task, completion_text(self.tokenizer, tokens, ends))
             given = scored.task_reward if isinstance(scored, Score) else None
             reward = total_reward(given, len(tokens), target, self.arm.lengths)
             found.append(Drawn(prompt, tokens, target, version, reward))
@@ -87,11 +91,13 @@ def simulate(arm: Arm, seed: int, cache: Path) -> list[Record]:
     """Train `arm.steps` steps and return their records; the last one also has the held-out lengths by target."""
     start = start_of(arm, seed, cache)
     torch.manual_seed(seed)
-    learner = Learner(start.folder, arm.full_recipe(), seed=seed, compiled=arm.compiled)
+    settings = TrainerSettings(compile=arm.compiled) if arm.model == "taught" else REAL_TRAINER
+    learner = Learner(start.folder, arm.full_recipe(), seed, settings)
     answers = Answers(
         AutoModelForCausalLM.from_pretrained(start.folder, dtype="float32").eval(),
         AutoTokenizer.from_pretrained(start.folder),
         arm,
+        start.environment,
     )
     versions = deque([(0, learner.weights())], maxlen=arm.async_level + 1)
     chance = random.Random(f"prompts {seed}")

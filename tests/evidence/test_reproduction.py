@@ -1,6 +1,7 @@
 """`make reproduce`: one small arm end to end, what a second call does, and the numbers that the page is made of."""
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,20 @@ import numpy as np
 import pytest
 from benchmarks.reproduce import claims, early_warning
 from benchmarks.reproduce.__main__ import compact, digest
-from benchmarks.reproduce.arms import ARMS, EXPERIMENTS, INFLIGHT_ARMS, MATCHED_ARMS, PILOT_ARMS, SEEDS, needed
-from benchmarks.reproduce.base import hard_tasks, padded_addition, start_of
+from benchmarks.reproduce.arms import (
+    ARMS,
+    EXPERIMENTS,
+    INFLIGHT_ARMS,
+    MATCHED_ARMS,
+    PADDED_TARGETS,
+    PILOT_ARMS,
+    REAL_ARMS,
+    REAL_EXPERIMENTS,
+    SEEDS,
+    needed,
+)
+from benchmarks.reproduce.base import AskedLengths, hard_tasks, padded_addition, pool_of, start_of
+from benchmarks.reproduce.largest import Largest, drawn
 from benchmarks.reproduce.page import BEGIN, END, HOW, tables, write_page
 from benchmarks.reproduce.summary import at_end, column, curve, each, interval, paired
 
@@ -61,13 +74,15 @@ def test_a_second_call_runs_nothing_and_writes_the_same(quick: Path) -> None:
 
 
 def test_a_changed_arm_is_another_arm() -> None:
-    every = ARMS | MATCHED_ARMS | INFLIGHT_ARMS | PILOT_ARMS
+    every = ARMS | MATCHED_ARMS | INFLIGHT_ARMS | PILOT_ARMS | REAL_ARMS
     assert len({digest(arm) for arm in every.values()}) == len(every)
 
 
 def test_every_arm_is_in_a_figure_and_every_curve_has_a_place_in_the_table() -> None:
     assert set(needed()) == set(ARMS)
-    assert {name for experiment in EXPERIMENTS.values() for name in experiment.curves} <= set(HOW)
+    assert set(needed(REAL_EXPERIMENTS)) == set(REAL_ARMS)
+    drawn = [*EXPERIMENTS.values(), *REAL_EXPERIMENTS.values()]
+    assert {name for experiment in drawn for name in experiment.curves} <= set(HOW)
     assert len(SEEDS) >= 3
 
 
@@ -83,10 +98,20 @@ def test_a_padded_addition_is_right_whenever_its_unpadded_twin_is() -> None:
 
     environment = Arithmetic()
     task = environment.tasks(1, 3)[0]
-    left, right = (int(number) for number in str(task.prompt).removesuffix("=").split("+"))
-    text = padded_addition(left, right, Chance())
+    text = padded_addition(task, Chance())
     assert environment.score(task, text) == Score(1.0, "the sum is right")
     assert text.count(",") == 3
+
+
+def test_a_lesson_of_a_base_model_that_is_told_keeps_to_the_length_asked_for_in_a_quarter_and_by_chance() -> None:
+    environment, chance = AskedLengths(PADDED_TARGETS), random.Random(2)
+    tasks = environment.tasks(300, 5)
+    kept = 0
+    for task in tasks:
+        padding = task.metadata["padding"]
+        assert environment.prompt(task, None) == Arithmetic().prompt(task, PADDED_TARGETS[padding])
+        kept += padded_addition(task, chance).count(",") == 1 + padding
+    assert 0.40 < kept / len(tasks) < 0.60  # a quarter, and a third of the others
 
 
 def test_hard_tasks_are_three_digit_additions_with_their_answers() -> None:
@@ -95,6 +120,21 @@ def test_hard_tasks_are_three_digit_additions_with_their_answers() -> None:
         assert 100 <= left <= 999
         assert 100 <= right <= 999
         assert task.verification_info == {"answer": str(left + right)}
+
+
+def test_the_real_models_tasks_ask_in_its_template_and_half_of_a_mixed_pool_is_out_of_reach() -> None:
+    tasks, hard = Largest().tasks(4, 1), drawn("Product", 4, "1")
+    assert tasks != Largest().tasks(4, 2)
+    for task in tasks:
+        *_, question, _ = str(task.prompt).split("<|im_start|>")
+        numbers = [int(each) for each in question.split(":")[1].split("?")[0].split(",")]
+        assert task.verification_info == {"answer": str(max(numbers))}
+        assert Largest().score(task, str(max(numbers))).task_reward == 1.0
+        assert Largest().score(task, f"{max(numbers)} ").task_reward == 0.0
+    mixed = pool_of(REAL_ARMS["real_mixed"], tasks, hard[:2])
+    assert mixed == [*tasks[:2], *hard[:2]]
+    assert all(len(task.verification_info["answer"]) >= 4 for task in hard)
+    assert pool_of(REAL_ARMS["real_async0"], tasks, hard) == tasks
 
 
 def seeds(*ends: float) -> dict[str, dict[str, list[float | None]]]:
@@ -140,7 +180,7 @@ def test_the_page_keeps_its_prose_and_gets_new_tables(tmp_path: Path) -> None:
 
 def test_the_committed_results_are_of_the_arms_as_they_are() -> None:
     found = json.loads((ROOT / "benchmarks" / "results" / "reproduction.json").read_text())["arms"]
-    known = ARMS | MATCHED_ARMS
+    known = ARMS | MATCHED_ARMS | REAL_ARMS
     stale = [name for name, run in found.items() if name not in known or run["digest"] != digest(known[name])]
     assert not stale, f"run `make reproduce` for {stale}"
     assert tables(found) in (ROOT / "docs" / "reproduction.md").read_text(), (
@@ -350,7 +390,7 @@ def test_growth_and_late_rise_are_nothing_where_nothing_happens() -> None:
 
 def test_the_claims_name_arms_and_columns_that_runs_have(quick: Path) -> None:
     found = claims.read()
-    assert len(found) == 15
+    assert len(found) == 16
     assert {arm for each in found.values() for arm in each.arms} <= set(MATCHED_ARMS)
     for asked in found.values():
         assert claims._values(seed_of(quick), asked.column).size, asked.name

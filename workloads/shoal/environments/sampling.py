@@ -123,11 +123,17 @@ def _sample_batch(
     generator: torch.Generator,
     temperature: float,
 ) -> None:
-    """At most `max_tokens` tokens for each prompt; all prompts have one length."""
-    tokens = torch.tensor([list(prompt) for prompt in prompts])
+    """At most `max_tokens` tokens for each prompt; all prompts have one length. A prompt that is there several times is read once."""
+    places = {prompt: place for place, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    again = torch.tensor([places[tuple(prompt)] for prompt in prompts])
+    tokens = torch.tensor(list(places))
     cache = DynamicCache(config=model.config)
-    for _ in range(max_tokens):
-        logits = model(input_ids=tokens, past_key_values=cache, use_cache=True).logits[:, -1]
+    for number in range(max_tokens):
+        # Of the last position alone: logits of a whole prompt are its length times the vocabulary.
+        logits = model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        if number == 0 and len(places) < len(prompts):
+            cache.batch_select_indices(again)
+            logits = logits[again]
         drawn = torch.multinomial(torch.softmax(logits / temperature, dim=-1), 1, generator=generator)[:, 0].tolist()
         taken = [row.take(token, model.config.eos_token_id) for row, token in zip(rows, drawn, strict=True)]
         if all(row.ended for row in rows):
