@@ -28,7 +28,7 @@ class Counted:
 
 
 def read_each_time(model: Any, prompts: list[list[int]], most: int, seed: int) -> list[list[int]]:
-    """What `sample` is to give, by whole forward passes over each row: by lengths in the order in which they are met, one draw a step for all rows."""
+    """What `sample` is to give, by whole forward passes over each row: lengths as they are met, one draw a step for all rows."""
     generator = torch.Generator().manual_seed(seed)
     found: list[list[int]] = [[] for _ in prompts]
     for length in dict.fromkeys(map(len, prompts)):
