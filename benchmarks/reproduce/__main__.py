@@ -29,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "reproduce"
 RESULT = ROOT / "benchmarks" / "results" / "reproduction.json"
 DILOCO = RESULT.with_name("diloco.json")
+MOST_SEEDS = 40
+"""Of an arm that may be in the cache: the last look's, and those that make no pair."""
 QUICK_STEPS, QUICK_COMPLETION = 4, 8
 
 
@@ -48,8 +50,9 @@ def main() -> None:
         runs = {name: run for name, run in runs.items() if name not in arms}
     add_seeds(runs, arms, seeds, cache, run=not asked.page)
     add_seeds(runs, REAL_ARMS, SEEDS[:1], cache, run=False)
-    if asked.claims or asked.page:
-        decide_all(runs, cache, run=asked.claims)
+    add_seeds(runs, MATCHED_ARMS, range(1, MOST_SEEDS + 1), cache, run=False)
+    if asked.claims:
+        decide_all(runs, cache)
     runs = {name: run for name, run in runs.items() if run["seeds"]}
     from benchmarks.reproduce.figures import draw_all
     from benchmarks.reproduce.page import measured_on
@@ -109,8 +112,8 @@ def add_seeds(runs: dict[str, Any], arms: Mapping[str, Arm], seeds: Sequence[int
             print(f"{place + 1} of {len(missing)} runs of this look; {hours:.1f} hours left", flush=True)
 
 
-def decide_all(runs: dict[str, Any], cache: Path, *, run: bool) -> None:
-    """Add seeds to the arms of claims that are not decided, look by look. Without `run` only what the cache has."""
+def decide_all(runs: dict[str, Any], cache: Path) -> None:
+    """Add seeds to the arms of claims that are not decided, look by look."""
     asked = claims.read().values()
     for look in claims.LOOKS:
         decisions = [claims.decide(claim, seeds_of(runs)) for claim in asked]
@@ -119,7 +122,7 @@ def decide_all(runs: dict[str, Any], cache: Path, *, run: bool) -> None:
         apart, found = -1, 0
         while found > apart:  # a seed whose arms began with two base models makes no pair: one more instead
             apart = found
-            add_seeds(runs, arms, range(1, look + apart + 1), cache, run=run)
+            add_seeds(runs, arms, range(1, look + apart + 1), cache, run=True)
             found = max((claims.apart(claim, seeds_of(runs)) for claim in undecided), default=0)
 
 
