@@ -144,9 +144,8 @@ def teach_base(arm: Arm, seed: int, folder: Path) -> None:
 def padded_addition(task: Task, chance: random.Random) -> str:
     """A learner's addition whose first column is written one to three times: at random, or as often as asked in a part of `AskedLengths`."""
     first, comma, rest = learners_addition(*operands(task), chance).partition(",")
-    asked = task.metadata.get(PADDING)
-    followed = asked is not None and chance.random() < FOLLOWED_SHARE
-    padding = asked if followed else chance.randint(0, MOST_PADDING)
+    followed = PADDING in task.metadata and chance.random() < FOLLOWED_SHARE
+    padding: int = task.metadata[PADDING] if followed else chance.randint(0, MOST_PADDING)
     return first + (comma + first.removeprefix("<")) * padding + comma + rest
 
 

@@ -31,9 +31,13 @@ class Largest:
         """The example's question and answer, and the task's question; no length is asked for."""
         return str(task.prompt)
 
+    def gold(self, task: Task) -> str:
+        """The number."""
+        return str(task.verification_info["answer"])
+
     def score(self, task: Task, completion: str) -> Score:
         """1 when the completion is the number and nothing else, else 0."""
-        right = completion == task.verification_info["answer"]
+        right = completion == self.gold(task)
         return Score(float(right), "the number is right" if right else f"the answer is {completion[:32]!r}")
 
 
