@@ -80,7 +80,8 @@ def episodes(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], limit: in
     rows = [[*tokenizer.encode(text, add_special_tokens=False), end] for text in texts]
     model = Scripted(rows, len(tokenizer), end)
     prompt = prompt_tokens(tokenizer, ENVIRONMENT, TASKS[0], None, None)
-    asked = [(task, prompt) for task in TASKS[: len(texts)]]
+    # Prompts of one length, all different: to one prompt a model says one thing.
+    asked = [(task, [place, *prompt[1:]]) for place, task in enumerate(TASKS[: len(texts)])]
     return sample_episodes(model, tokenizer, ENVIRONMENT, asked, limit, seed=1), model
 
 
