@@ -94,9 +94,7 @@ class Arm:
 
     @property
     def base(self) -> str:
-        """Name of the base models of arms that share them, one for each seed; a real model is one for all."""
-        if self.model != "taught":
-            return self.model
+        """Name of the taught base models of arms that share them, one for each seed."""
         kinds = [
             self.data if self.data in ("padded", "told", "untaught") else "",
             f"wide{self.width}" if self.width != WIDTH else "",
@@ -239,7 +237,7 @@ REAL: dict[str, Any] = {
     "max_sequence_length": 80,
     "pack_length": 512,
 }
-"""A step of 64 answers to prompts of 50 tokens takes 80 s of a core. Without a KL penalty the base model need not be asked."""
+"""A step of 64 answers to prompts of 50 tokens takes 80 to 100 s of a core."""
 REAL_STRESS: dict[str, Any] = {**REAL, "learning_rate": 10 * REAL["learning_rate"], "max_grad_norm": 1.0}
 REAL_STEPS = 20
 
@@ -280,6 +278,8 @@ REAL_EXPERIMENTS: dict[str, Experiment] = {
     ),
 }
 """One pair for each of three claims, on weights that are not ours: enough to confirm or to doubt, not to decide."""
+SHOWN_ARMS, SHOWN_EXPERIMENTS = ARMS | REAL_ARMS, EXPERIMENTS | REAL_EXPERIMENTS
+"""Those of the page's tables and figures."""
 PILOT_ARMS: dict[str, Arm] = {
     f"pilot_{times:g}": _matched(
         f"synchronous, {times:g} times the matched rate",

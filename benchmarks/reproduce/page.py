@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reproduce.arms import ARMS, EXPERIMENTS, REAL_ARMS, REAL_EXPERIMENTS, SEEDS, Experiment
+from benchmarks.reproduce.arms import ARMS, SEEDS, SHOWN_ARMS, SHOWN_EXPERIMENTS, Experiment
 from benchmarks.reproduce.claims import Decision
 from benchmarks.reproduce.figures import BY_TARGET
 from benchmarks.reproduce.summary import Seeds, at_end, each, largest, over_run, paired
@@ -45,7 +45,7 @@ def tables(runs: dict[str, Any]) -> str:
     """Markdown: for each experiment whose arms are there, a row an arm, with paired differences to the first."""
     return "\n".join(
         _table(name, experiment, {arm: runs[arm]["seeds"] for arm in experiment.arms})
-        for name, experiment in (EXPERIMENTS | REAL_EXPERIMENTS).items()
+        for name, experiment in SHOWN_EXPERIMENTS.items()
         if all(arm in runs for arm in experiment.arms)
     )
 
@@ -67,7 +67,7 @@ def _table(name: str, experiment: Experiment, arms: dict[str, Seeds]) -> str:
         cells = [_cell(arm, seeds, curve) for curve in experiment.curves]
         gap = "" if arm == first else str(paired(seeds, arms[first], at_end, "held_out_reward"))
         lines.append(
-            f"| `{arm}`: {(ARMS | REAL_ARMS)[arm].title.removeprefix('default: ')} | {len(seeds)} | "
+            f"| `{arm}`: {SHOWN_ARMS[arm].title.removeprefix('default: ')} | {len(seeds)} | "
             + " | ".join(cells)
             + f" | {gap} |"
         )
@@ -76,7 +76,7 @@ def _table(name: str, experiment: Experiment, arms: dict[str, Seeds]) -> str:
 
 def _cell(arm: str, seeds: Seeds, curve: str) -> str:
     if curve == BY_TARGET:
-        each_target = (each(seeds, at_end, f"length_at_{target}").mean for target in ARMS[arm].targets)
+        each_target = (each(seeds, at_end, f"length_at_{target}").mean for target in SHOWN_ARMS[arm].targets)
         return " / ".join(f"{length:.1f}" for length in each_target)
     return str(each(seeds, HOW[curve], curve))
 

@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from benchmarks.reproduce.arms import (
 from benchmarks.reproduce.base import AskedLengths, hard_tasks, padded_addition, pool_of, start_of
 from benchmarks.reproduce.largest import Largest, drawn
 from benchmarks.reproduce.page import BEGIN, END, HOW, tables, write_page
+from benchmarks.reproduce.simulator import simulate
 from benchmarks.reproduce.summary import at_end, column, curve, each, interval, paired
 
 from shoal.environments.arithmetic import Arithmetic
@@ -65,6 +67,13 @@ def test_a_policy_without_any_signal_is_trained_on_what_there_is(quick: Path) ->
     columns = seed_of(quick)
     assert columns["task_reward"][0] == 0  # random weights add nothing up
     assert columns["groups_used"][:4] == [3] * 4
+
+
+def test_the_distance_to_the_base_model_is_measured_where_no_penalty_is_asked_for(quick: Path) -> None:
+    small = {"prompts_per_step": 3, "optimizer_steps": 2, "kl_coefficient": 0.0}
+    arm = replace(ARMS["default"], steps=2, recipe=ARMS["default"].recipe | small, data="untaught", max_completion=8)
+    first, second, _ = simulate(arm, 1, quick / "cache")
+    assert all(each["kl"] for each in (first, second))
 
 
 def test_a_second_call_runs_nothing_and_writes_the_same(quick: Path) -> None:
