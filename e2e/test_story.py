@@ -245,7 +245,7 @@ def test_a_suspended_run_has_no_pods_and_goes_on_where_it_was_when_resumed(story
     story.advance()
 
 
-def test_the_reward_has_risen(story: Story) -> None:
+def test_the_reward_has_risen(story: Story, record_property: Callable[[str, object], None]) -> None:
     """All steps that the trainer wrote down, whoever looked while they were made: the last third of them against the first (`learning.rise`).
 
     One step's mean errs by 0.085, a third's by 0.017. That the rise of a policy which stands still comes to `RISEN_ERRORS` has probability 0.0013. A
@@ -256,6 +256,7 @@ def test_the_reward_has_risen(story: Story) -> None:
     story.wait("the page's pod", lambda: story.holds("UiReady"), START_SECONDS)
     story.wait(f"the page to have {LEARNT} steps", lambda: len(story.steps_rewards()) >= LEARNT, STEP_SECONDS)
     rewards = story.steps_rewards()
+    record_property("rewards", " ".join(f"{reward:.3f}" for reward in rewards))  # in the report, whatever comes of it
     found = rise(rewards)
     assert found.errors > RISEN_ERRORS, f"{found} in {found.errors:.1f} errors; step by step {rewards}"
 

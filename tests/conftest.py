@@ -6,6 +6,7 @@ before it ends. With CI set, a skipped test fails the run unless it is marked `g
 
 import gc
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling, Scheduling
 
 from array_types import SHAPED
-from servers import IN_CI, Loopback, Minio, Redis, lacking, minio, redis, wait_until
+from servers import IN_CI, ROOT, Loopback, Minio, Redis, lacking, minio, redis, wait_until
+from shoal.accelerators import LIBRARY
 
 jaxtyping.install_import_hook(SHAPED, "array_types.checked")
 
@@ -65,6 +67,16 @@ def nginx_bin() -> Path:
     if found is None:
         lacking("nginx", "run `make setup`")
     return Path(found)
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables of a process that finds two GPUs of a kind: NVIDIA's management library, of which only the words are real."""
+    folder = tmp_path_factory.mktemp("driver")
+    source = ROOT / "tests" / "accelerators" / "nvml.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / LIBRARY, source], check=True)
+    told = {"GPUS": "2", "NAME": "NVIDIA L4", "BYTES": str(23034 << 20), "CUDA": "13000"}
+    return {"LD_LIBRARY_PATH": str(folder), **{f"STAND_IN_{name}": value for name, value in told.items()}}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,6 +1,7 @@
 """The cluster itself: made, loaded with images, deleted, and the machine put back, also by another process after one that was killed.
 
-With a node image of our own the agent of `e2e.nodes` enforces NetworkPolicies and makes volumes, from within the node's network.
+It has two nodes, and both take pods. With a node image of our own an agent of `e2e.nodes` in each node's network enforces NetworkPolicies; the
+first also makes volumes.
 """
 
 import json
@@ -23,11 +24,11 @@ from e2e.nodes.daemons import Daemon
 from e2e.nodes.layout import built_tool, system_program
 
 NAME = NETWORK = "shoal-e2e"
-NODE = f"{NAME}-control-plane"
+NODES = (f"{NAME}-control-plane", f"{NAME}-worker")
 SUBNET = "10.203.0.0/24"
 KUBECONFIG = machine.HOME / "kubeconfig"
 VOLUMES = machine.HOME / "volumes"
-AGENT = Daemon("agent", machine.HOME / "daemons", machine.HOME / "logs")
+AGENTS = {node: Daemon(f"agent-{node}", machine.HOME / "daemons", machine.HOME / "logs") for node in NODES}
 KIND_SECONDS = 900.0
 """For one call of kind's; importing the runtime of gigabytes is the longest."""
 READY_SECONDS = 240
@@ -51,7 +52,7 @@ def up(logs: Path) -> None:
 
 
 def load(archives: list[Path]) -> None:
-    """Make the images of these archives known to the node."""
+    """Make the images of these archives known to every node."""
     engine = docker.start()
     for archive in archives:
         _kind(engine, "load", "image-archive", str(archive), "--name", NAME)
@@ -59,11 +60,12 @@ def load(archives: list[Path]) -> None:
 
 def down() -> list[str]:
     """Delete the cluster, end what was started for it, put the machine back. Nothing to do is fine. Returns what is not as it was."""
-    AGENT.stop()
+    for agent in AGENTS.values():
+        agent.stop()
     engine = docker.running() if machine.MEMORY.exists() else None
     if engine is not None:
         if NAME in _kind(engine, "get", "clusters").split():
-            if engine.has("container", NODE):
+            if engine.has("container", NODES[0]):
                 machine.restore_settings(lambda name, value: _write_setting(engine, name, value))
             _kind(engine, "delete", "cluster", "--name", NAME, "--kubeconfig", str(KUBECONFIG))
         if engine.has("network", NETWORK):
@@ -78,9 +80,10 @@ def down() -> list[str]:
 def status() -> dict[str, int | None]:
     """Process of each part that runs, on this machine."""
     engine = docker.running() if machine.MEMORY.exists() else None
-    found = engine is not None and engine.has("container", NODE)
-    node = json.loads(engine.docker("container", "inspect", NODE))[0]["State"]["Pid"] if engine and found else None
-    return {"dockerd": docker.DAEMON.pid, "node": node, "agent": AGENT.pid}
+    nodes = {
+        node: _process(engine, node) if engine is not None and engine.has("container", node) else None for node in NODES
+    }
+    return {"dockerd": docker.DAEMON.pid, **nodes, **{agent.name: agent.pid for agent in AGENTS.values()}}
 
 
 def _create(engine: DockerEngine, logs: Path) -> None:
@@ -95,35 +98,68 @@ def _create(engine: DockerEngine, logs: Path) -> None:
         settings.write_text(yaml.safe_dump(node_image.configuration(image, VOLUMES)))
         try:
             _kind(
-                engine, "create", "cluster", "--name", NAME, "--config", str(settings), "--kubeconfig", str(KUBECONFIG),
-                "--wait", f"{READY_SECONDS}s", "--retain",
+                engine, "create", "cluster", "--name", NAME, "--config", str(settings), "--kubeconfig", str(KUBECONFIG), "--retain"
             )  # fmt: skip
+            if image:
+                _connect(engine)
+            _wait("wait", "--for=condition=Ready", "nodes", "--all")
         except RuntimeError:
             shutil.rmtree(logs, ignore_errors=True)
             _kind(engine, "export", "logs", str(logs), "--name", NAME)
             raise
+    # kind keeps pods off a control plane that has workers.
+    run_kubectl(KUBECONFIG, "taint", "nodes", "--all", "node-role.kubernetes.io/control-plane-")
     if image:
-        _start_agent(engine)
-    run_kubectl(
-        KUBECONFIG, "-n", "kube-system", "rollout", "status", "deployment/coredns", f"--timeout={READY_SECONDS}s",
-        seconds=READY_SECONDS + 20.0,
-    )  # fmt: skip
+        _start_agents(engine)
+    _wait("-n", "kube-system", "rollout", "status", "deployment/coredns")
 
 
-def _start_agent(engine: DockerEngine) -> None:
-    """Start the agent in the node's network, where the API server is at the loopback address that its certificate names."""
+def _wait(*arguments: str) -> None:
+    run_kubectl(KUBECONFIG, *arguments, f"--timeout={READY_SECONDS}s", seconds=READY_SECONDS + 20.0)
+
+
+def _connect(engine: DockerEngine) -> None:
+    """Give each node's pods a network of their own, of the subnet that Kubernetes chose for the node, and routes to the others'."""
+    found = {
+        node["metadata"]["name"]: node
+        for node in json.loads(run_kubectl(KUBECONFIG, "get", "nodes", "-o", "json"))["items"]
+    }
+    subnets = {name: node["spec"]["podCIDR"] for name, node in found.items()}
+    for node, subnet in subnets.items():
+        network = json.dumps(node_image.pod_network(subnet))
+        write = 'echo "$1" >/etc/cni/net.d/10-shoal.conflist'
+        others = [(subnets[other], _address(engine, other)) for other in subnets if other != node]
+        for command in (["sh", "-c", write, "sh", network], *node_image.routing(others)):
+            engine.docker("exec", node, *command)
+
+
+def _start_agents(engine: DockerEngine) -> None:
+    """Start an agent in each node's network. It speaks to the API server at the first's address, which its certificate names."""
     folder = machine.HOME / "agent"
     folder.mkdir(mode=0o700, exist_ok=True)
     inside: dict[str, Any] = yaml.safe_load(KUBECONFIG.read_text())
-    inside["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:6443"
+    inside["clusters"][0]["cluster"]["server"] = f"https://{_address(engine, NODES[0])}:6443"
     path = folder / "kubeconfig"
     path.touch(mode=0o600)
     path.write_text(yaml.safe_dump(inside))
-    process = json.loads(engine.docker("container", "inspect", NODE))[0]["State"]["Pid"]
-    enter = [system_program("nsenter"), f"--net=/proc/{process}/ns/net", "--"]
-    AGENT.start(
-        [*enter, sys.executable, "-m", "e2e.nodes.agent", str(path), str(VOLUMES)], {"PYTHONPATH": _python_path()}
-    )
+    for node, volumes in zip(NODES, ([str(VOLUMES)], []), strict=True):
+        enter = [system_program("nsenter"), f"--net=/proc/{_process(engine, node)}/ns/net", "--"]
+        command = [*enter, sys.executable, "-m", "e2e.nodes.agent", str(path), *volumes]
+        AGENTS[node].start(command, {"PYTHONPATH": _python_path()})
+
+
+def _address(engine: DockerEngine, node: str) -> str:
+    return str(_container(engine, node)["NetworkSettings"]["Networks"][NETWORK]["IPAddress"])
+
+
+def _process(engine: DockerEngine, node: str) -> int:
+    return int(_container(engine, node)["State"]["Pid"])
+
+
+def _container(engine: DockerEngine, node: str) -> dict[str, Any]:
+    """What Docker knows of a node."""
+    [found] = json.loads(engine.docker("container", "inspect", node))
+    return dict(found)
 
 
 def _python_path() -> str:
@@ -132,7 +168,7 @@ def _python_path() -> str:
 
 def _write_setting(engine: DockerEngine, name: str, value: str) -> None:
     """Through the node, which is privileged. Settings that are the node's own change nothing here; `machine.put_back` tells."""
-    engine.docker("exec", NODE, "sh", "-c", 'echo "$1" >"/proc/sys/$2"', "sh", value, name)
+    engine.docker("exec", NODES[0], "sh", "-c", 'echo "$1" >"/proc/sys/$2"', "sh", value, name)
 
 
 def _kind(engine: DockerEngine, *arguments: str) -> str:

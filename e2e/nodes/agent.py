@@ -1,8 +1,9 @@
 """The node's own helper process: makes firewall rules of NetworkPolicies (`policy_rules`) and folders of volume claims (`volumes`).
 
-    python -m e2e.nodes.agent KUBECONFIG VOLUMES
+    python -m e2e.nodes.agent KUBECONFIG [VOLUMES]
 
-Runs as root beside kube-proxy, as a user who may read pods, namespaces, policies and claims and write volumes. Each kind is watched in a thread
+Runs as root beside kube-proxy, as a user who may read pods, namespaces, policies and claims and write volumes. Each node has one; volumes are made by
+the one that is given their folder. Each kind is watched in a thread
 that only says that something changed; the main thread then reads all anew and applies it whole. Rules of an agent that ended stay in force.
 """
 
@@ -27,7 +28,7 @@ AGAIN_SECONDS = 10.0
 """Everything is applied again after this long, changed or not: somebody may have touched the rules."""
 
 
-def main(kubeconfig: Path, volumes: Path) -> None:
+def main(kubeconfig: Path, volumes: Path | None = None) -> None:
     """Run until killed."""
     changed = threading.Event()
     changed.set()
@@ -40,7 +41,8 @@ def main(kubeconfig: Path, volumes: Path) -> None:
         changed.clear()
         try:
             enforce(World.of(kube.list("NetworkPolicy"), kube.list("Pod"), kube.list("Namespace")))
-            settle(kube, volumes)
+            if volumes is not None:
+                settle(kube, volumes)
         except (Refused, httpx.TransportError, RuntimeError, ValueError) as error:
             print(f"agent: {error}", flush=True)
             time.sleep(1.0)
@@ -90,4 +92,4 @@ def _run(*command: str, text: str | None = None) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))

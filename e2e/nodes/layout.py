@@ -11,7 +11,7 @@ from e2e import ROOT
 NODE_NAME = "shoal-node"
 NODE_ADDRESS = "10.202.0.1"
 """On the loopback device: this kernel may have no dummy devices, and no address of the machine's own network is touched."""
-POD_NETWORK = "10.200.0.0/24"
+POD_NETWORK = "10.200.0.0/16"
 SERVICE_NETWORK = "10.201.0.0/16"
 API_SERVICE, DNS_SERVICE = "10.201.0.1", "10.201.0.10"
 API_PORT, ETCD_PORT, ETCD_PEER_PORT = 6443, 12379, 12380

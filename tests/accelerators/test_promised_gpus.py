@@ -27,17 +27,7 @@ from shoal.accelerators import (
     promise,
 )
 
-L4 = {"STAND_IN_GPUS": "2", "STAND_IN_NAME": "NVIDIA L4", "STAND_IN_BYTES": str(23034 << 20), "STAND_IN_CUDA": "13000"}
 CUDA = Software(cuda=13, engine_on_cpu=False, cpu_image=False)
-
-
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables of a process that finds two GPUs of a kind."""
-    folder = tmp_path_factory.mktemp("driver")
-    source = ROOT / "tests" / "accelerators" / "nvml.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / accelerators.LIBRARY, source], check=True)
-    return {"LD_LIBRARY_PATH": str(folder), **L4}
 
 
 ANY_PART = ["-c", "from shoal import accelerators, telemetry; telemetry.start('worker'); accelerators.require()"]

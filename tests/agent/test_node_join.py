@@ -55,6 +55,23 @@ def test_a_machine_joins_works_shows_its_status_and_leaves_cleanly(
     assert "left run tiny: 0 files accepted, 0 rejected" in machine.said()
 
 
+def test_the_worker_of_a_machine_in_a_pool_of_gpus_is_promised_one(
+    new_stack: Callable[..., Stack], new_machine: Callable[..., Machine], driver: dict[str, str]
+) -> None:
+    stack = new_stack(pools=[PoolTerms(name="pool", open=True, requirements=Requirements(gpus=1))])
+    stack.announce(0)
+    without = new_machine().join(stack)
+    assert without.ends() == 2
+    assert "pool 'pool' requires 1 GPUs, the machine has 0" in without.said()
+    machine = new_machine()
+    machine.variables = driver
+    machine.join(stack)
+    wait_until("the machine to work", machine.works, 90)
+    status = ask_agent(machine.home)
+    assert status is not None
+    assert b"\0SHOAL_GPUS=1\0" in Path(f"/proc/{status.parts[0].pid}/environ").read_bytes()
+
+
 def offer(stack: Stack, *pools: OpenPool) -> JoinOffer:
     return JoinOffer(
         run=RUN, run_key=stack.config.run_key, roster=stack.config.roster, model_id="tiny-model", pools=list(pools)
@@ -139,7 +156,7 @@ def test_the_pool_is_chosen_among_those_that_are_open() -> None:
     assert choose_pool([one], None) == one
     assert choose_pool([one, two], "two") == two
     assert told(lambda: choose_pool([one, two], None)).endswith("open to strangers' machines: one, two")
-    assert told(lambda: choose_pool([one], "shut")) == "--pool shutis not open to strangers' machines; open are: one"
+    assert told(lambda: choose_pool([one], "shut")) == "--pool shut is not open to strangers' machines; open are: one"
     assert "none" in told(lambda: choose_pool([], None))
 
 

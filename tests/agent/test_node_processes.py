@@ -141,7 +141,7 @@ def test_a_program_that_is_not_there_is_said_and_tried_again(tmp_path: Path, mad
 
 
 def test_the_owners_secrets_are_not_passed_on(tmp_path: Path) -> None:
-    kept = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", **dict.fromkeys(OWNERS_CHOICES, "c")}
+    kept = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "SHOAL_GPUS": "1", **dict.fromkeys(OWNERS_CHOICES, "c")}
     secret = {"AWS_SECRET_ACCESS_KEY": "s", "SHOAL_INVITE_CODE": "s"}
     found = environment(kept | secret, tmp_path, "127.0.0.1", "worker", "node-x")
     assert set(found) == {*kept, "SHOAL_HOME", "SHOAL_BIND", "SHOAL_ROLE", "SHOAL_POD"}

@@ -15,7 +15,6 @@ import pytest
 from joined_machine import SLEEPER, Machine
 
 from protocol_stack import RUN, Stack
-from samples import DOCUMENTS
 from servers import ROOT, wait_until
 from shoal.agent.held_leases import HeldLeases
 from shoal.agent.hours import Window
@@ -25,7 +24,7 @@ from shoal.cli.node_join import Wishes, join, keep_to_oneself, only_one
 from shoal.cli.node_status import ask_agent, print_status
 from shoal.contracts.machine import OwnersRequest
 from shoal.contracts.protocol import Lease
-from shoal.contracts.run import AgentStatus, NodeConfig
+from shoal.contracts.run import AgentStatus
 from shoal.errors import InputWrong, RunFailed
 from shoal_operator.local.processes import ProcessTable
 
@@ -303,23 +302,20 @@ def test_files_that_stay_are_told(joined: Path, monkeypatch: pytest.MonkeyPatch)
         node_owner.leave(joined.parent, None, print, 0.0, delete_key=False)
 
 
-def test_a_folder_that_takes_no_files_is_told_in_one_line() -> None:
+def test_a_folder_that_takes_no_files_is_told_in_one_line(stack: Stack) -> None:
     with tempfile.NamedTemporaryFile() as file:  # its name is short: the folder has room for a socket
-        config = Path(file.name)
-        config.write_bytes(next(each for each in DOCUMENTS if isinstance(each, NodeConfig)).to_json())
-        wishes = Wishes(
-            "http://127.0.0.1:9", config, config=config
-        )  # a file where its folders would be: as a full disk
+        # A file where its folders would be: as a full disk.
+        wishes = Wishes(stack.addresses.discovery, Path(file.name))
         with pytest.raises(InputWrong, match="Not a directory; free some room, or give another --folder"):
             join(wishes, print)
 
 
-def test_a_folder_whose_name_leaves_no_room_for_a_socket_is_told_before_anything_is_made(tmp_path: Path) -> None:
-    config = tmp_path / "node.json"
-    config.write_bytes(next(each for each in DOCUMENTS if isinstance(each, NodeConfig)).to_json())
+def test_a_folder_whose_name_leaves_no_room_for_a_socket_is_told_before_anything_is_made(
+    stack: Stack, tmp_path: Path
+) -> None:
     long = tmp_path / ("a" * 100)
     with pytest.raises(InputWrong, match="bytes long; allowed: 92, for a socket in it: give a shorter --folder"):
-        join(Wishes("http://127.0.0.1:9", long, config=config), print)
+        join(Wishes(stack.addresses.discovery, long), print)
     assert not long.exists()
 
 

@@ -15,7 +15,7 @@ from joined_machine import Machine
 from slow_line import SlowLine
 from test_uplink import POOLS, WANTED
 
-from protocol_stack import Stack, node_config
+from protocol_stack import Stack
 from servers import Loopback, wait_until
 from shoal.agent import uplink
 from shoal.contracts.uplink import UplinkTest
@@ -64,11 +64,9 @@ def test_join_on_a_slow_line_says_so_and_ends(
 def test_an_agent_on_a_slow_line_stays_outside_and_says_why(
     stack: Stack, slow_line: SlowLine, tmp_path: Path, loopback: Loopback
 ) -> None:
-    """With a file in place of the offer, nobody has told this machine before what the pool wants."""
-    config, machine = tmp_path / "node.json", Machine(tmp_path / "machine", loopback.address())
-    config.write_bytes(node_config(stack).to_json())
+    machine = Machine(tmp_path / "machine", loopback.address())
     try:
-        machine.join(stack, url=slow_line.url, config=config)
+        machine.join(stack, url=slow_line.url, pool="pool", unchecked=True)
 
         def why() -> str | None:
             status = machine.status()
@@ -85,11 +83,10 @@ def test_an_agent_behind_a_proxy_that_holds_bodies_hears_that_its_line_is_too_sl
     stack: Stack, slow_line: SlowLine, tmp_path: Path, loopback: Loopback
 ) -> None:
     """The body comes to discovery when its time is over, where nobody can say what the line is; the proxy took all of it."""
-    config, machine = tmp_path / "node.json", Machine(tmp_path / "machine", loopback.address())
-    config.write_bytes(node_config(stack).to_json())
+    machine = Machine(tmp_path / "machine", loopback.address())
     slow_line.whole = True
     try:
-        machine.join(stack, url=slow_line.url, config=config)
+        machine.join(stack, url=slow_line.url, pool="pool", unchecked=True)
 
         def why() -> str | None:
             status = machine.status()

@@ -14,20 +14,29 @@ from e2e.nodes import layout as at
 from servers import ROOT
 
 
-def test_a_node_of_kinds_own_image_brings_its_own_network_and_storage() -> None:
+def test_nodes_of_kinds_own_image_bring_their_own_network_and_storage() -> None:
     made = node_image.configuration("", Path("/volumes"))
-    assert made["nodes"] == [{"role": "control-plane"}]
+    assert made["nodes"] == [{"role": "control-plane"}, {"role": "worker"}]
     assert "networking" not in made
 
 
-def test_a_node_of_our_image_has_our_network_and_the_folder_of_its_volumes() -> None:
+def test_nodes_of_our_image_have_our_network_and_the_folder_of_their_volumes() -> None:
     made = node_image.configuration("localhost/shoal/kind-node:1", Path("/volumes"))
-    [node] = made["nodes"]
-    assert node["image"] == "localhost/shoal/kind-node:1"
-    assert node["extraMounts"] == [{"hostPath": "/volumes", "containerPath": "/volumes"}]
+    assert [node["role"] for node in made["nodes"]] == ["control-plane", "worker"]
+    for node in made["nodes"]:
+        assert node["image"] == "localhost/shoal/kind-node:1"
+        assert node["extraMounts"] == [{"hostPath": "/volumes", "containerPath": "/volumes"}]
     assert made["networking"]["disableDefaultCNI"] is True
-    [subnet] = node_image.pod_network()["plugins"][0]["ipam"]["ranges"][0]
-    assert made["networking"]["podSubnet"] == subnet["subnet"] == at.POD_NETWORK
+    assert made["networking"]["podSubnet"] == at.POD_NETWORK
+
+
+def test_pods_of_two_nodes_meet_under_their_own_addresses_and_the_outside_under_the_nodes() -> None:
+    pair = node_image.pod_network("10.200.1.0/24")["plugins"][0]
+    assert pair["ipam"]["ranges"] == [[{"subnet": "10.200.1.0/24"}]]
+    assert pair["ipMasq"] is False
+    route, translation = node_image.routing([("10.200.0.0/24", "10.203.0.2")])
+    assert " ".join(route) == "ip route replace 10.200.0.0/24 via 10.203.0.2"
+    assert " ".join(translation).endswith(f"-A POSTROUTING -s {at.POD_NETWORK} ! -d {at.POD_NETWORK} -j MASQUERADE")
 
 
 @pytest.mark.parametrize("image", ["", "localhost/shoal/kind-node:1"])

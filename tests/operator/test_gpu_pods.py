@@ -8,7 +8,9 @@ from run_story import MANIFEST
 from shoal_operator.api import TrainingRun
 from shoal_operator.api.manifest import check
 from shoal_operator.children import names
+from shoal_operator.children.own_kinds import References
 from shoal_operator.children.pods import GPU_RESOURCE
+from shoal_operator.children.run_config import pool_terms
 from shoal_operator.render import render
 
 GPU = {"count": 1, "type": "NVIDIA-L4", "memoryGib": 20}
@@ -51,6 +53,23 @@ def test_what_asks_for_none_is_promised_none_and_has_the_image_for_cpus() -> Non
     on_cpus = containers(trainer={}, validator={}, inferencePools=[{"name": "pool", "gpu": {"type": "NVIDIA-L4"}}])
     assert {each["image"] for _, _, each in on_cpus}.isdisjoint(ON_GPUS.values())
     assert [name for _, name, each in on_cpus if promised(each)] == []
+
+
+@pytest.mark.parametrize(
+    ("pool", "asked"),
+    [
+        ({"open": True, "gpu": GPU}, 1),
+        ({"open": True, "gpu": {"count": 1, "claimTemplate": "h200"}}, 1),
+        ({"open": True, "gpu": GPU, "requirements": {"gpus": 4}}, 4),
+        ({"open": True, "gpu": {"count": 1, "resource": "amd.com/gpu"}}, 0),
+        ({"open": True}, 0),
+        ({"gpu": GPU}, 0),
+    ],
+)
+def test_an_open_pool_of_gpus_asks_strangers_machines_for_one(pool: dict[str, Any], asked: int) -> None:
+    spec = MANIFEST["spec"] | {"inferencePools": [{"name": "pool", **pool}]}
+    [terms] = pool_terms(TrainingRun.model_validate({**MANIFEST, "spec": spec}), References())
+    assert terms.requirements.gpus == asked
 
 
 def test_an_image_that_is_named_stays() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from shoal.contracts.model_source import ModelSource
-from shoal.contracts.pools import PoolTerms
+from shoal.contracts.pools import PoolTerms, Requirements
 from shoal.contracts.roster import ROLES, Roster, first_roster
 from shoal.contracts.run import Addresses, RunConfig
 from shoal.contracts.signed import Signed
@@ -11,6 +11,7 @@ from shoal_operator.api import TrainingRun
 from shoal_operator.api.inference_pool import PoolFields
 from shoal_operator.children.islands import island_terms
 from shoal_operator.children.own_kinds import References, relays_of, validation_of
+from shoal_operator.children.pods import GPU_RESOURCE
 from shoal_operator.children.workloads import digest
 
 
@@ -56,12 +57,20 @@ def _terms(name: str, pool: PoolFields) -> PoolTerms:
     return PoolTerms(
         name=name,
         open=pool.open,
-        requirements=pool.requirements,
+        requirements=_asked(pool),
         admission=pool.admission,
         gpus=pool.gpu.count * pool.engine.hosts,
         sampler=pool.sampler,
         quantization=pool.quantization,
     )
+
+
+def _asked(pool: PoolFields) -> Requirements:
+    """A pool whose own pods have GPUs invites no stranger's machine without one. Only NVIDIA's are seen on a stranger's machine."""
+    asked = pool.requirements
+    if pool.open and pool.gpu.count and pool.gpu.resource in (None, GPU_RESOURCE) and not asked.gpus:
+        return asked.model_copy(update={"gpus": 1})
+    return asked
 
 
 def model_id(model: ModelSource) -> str:

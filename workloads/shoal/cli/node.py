@@ -51,10 +51,6 @@ def join(
             "--run-key", metavar="HEX", help="The run's public key; default: trust the first one seen over HTTPS."
         ),
     ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", metavar="FILE", help="node.json from the run's owner, instead of asking discovery."),
-    ] = None,
     ca_file: Annotated[
         Path | None,
         typer.Option(
@@ -128,7 +124,7 @@ def join(
         except (OSError, UnicodeDecodeError) as error:
             raise InputWrong(f"--invite-code-file {invite_code_file}: {error}") from None
     wishes = Wishes(
-        url.rstrip("/"), folder, pool, key, run_key, config, ca_file, invite_code, bind, upload_limit, download_limit,
+        url.rstrip("/"), folder, pool, key, run_key, ca_file, invite_code, bind, upload_limit, download_limit,
         hours, gpus, page,
     )  # fmt: skip
     raise typer.Exit(run_join(wishes, print_line))

@@ -74,7 +74,6 @@ class Wishes:
     pool: str | None = None
     key: Path | None = None
     run_key: str | None = None
-    config: Path | None = None
     ca_file: Path | None = None
     code: str | None = None
     bind: str = "127.0.0.1"
@@ -92,30 +91,23 @@ def join(wishes: Wishes, say: Say, commands: Mapping[str, Mapping[str, Sequence[
     lending = lending_of(wishes.upload_limit, wishes.download_limit, wishes.hours, wishes.gpus)
     use_gpus(lending, os.environ)
     tls = _authorities(wishes.ca_file)
-    given = None if wishes.config is None else _read_config(wishes.config)
-    if given is None:
-        offer = ask(wishes.url, tls, say)
-        check_offer(offer, wishes, wishes.folder / offer.run / "config" / "node.json")
-        pool = choose_pool(offer.pools, wishes.pool)
-        config = NodeConfig(
-            run=offer.run,
-            pool=pool.name,
-            quantization=pool.quantization,
-            discovery=wishes.url,
-            roster=offer.roster,
-            run_key=offer.run_key,
+    offer = ask(wishes.url, tls, say)
+    check_offer(offer, wishes, wishes.folder / offer.run / "config" / "node.json")
+    pool = choose_pool(offer.pools, wishes.pool)
+    config = NodeConfig(
+        run=offer.run,
+        pool=pool.name,
+        quantization=pool.quantization,
+        discovery=wishes.url,
+        roster=offer.roster,
+        run_key=offer.run_key,
+    )
+    say(f"run {offer.run}, pool {pool.name}, model {plain(offer.model_id, 200)}")
+    if pool.quantization is not None:
+        say(
+            f"the pool samples with quantization {pool.quantization}: this machine rounds the weights before it uses them"
         )
-        say(f"run {offer.run}, pool {pool.name}, model {plain(offer.model_id, 200)}")
-        if pool.quantization is not None:
-            say(
-                f"the pool samples with quantization {pool.quantization}: this machine rounds the weights before it uses them"
-            )
-        say(f"run key {offer.run_key}" + ("" if wishes.run_key else ": this machine trusts only this key from now on"))
-    else:
-        pool = None
-        config = given.model_copy(update={"discovery": wishes.url, "pool": wishes.pool or given.pool})
-        if wishes.run_key and wishes.run_key != config.run_key:
-            raise InputWrong(f"--run-key is not the run key of {wishes.config}: {config.run_key}")
+    say(f"run key {offer.run_key}" + ("" if wishes.run_key else ": this machine trusts only this key from now on"))
     home = wishes.folder.resolve() / config.run
     _fits_socket(home)
     with _writable(home):
@@ -127,20 +119,21 @@ def join(wishes: Wishes, say: Say, commands: Mapping[str, Mapping[str, Sequence[
             limits = caps(lending, home / "run")
         key = _key(wishes.key or home / "key" / "node.pem")
         found = hardware.detect(home)
-        if pool is not None:
-            found = found.model_copy(
-                update={"uplink_mbps": measure(SignedClient(wishes.url, key, tls=tls, caps=limits), key, pool, say)}
-            )
+        client = SignedClient(wishes.url, key, tls=tls, caps=limits)
+        found = found.model_copy(update={"uplink_mbps": measure(client, key, pool, say)})
         say(machine_line(found))
         check_machine(found, pool, commands)
-        if pool is not None:
-            cards = accelerators.visible(accelerators.read_machine(), os.environ)
-            unused = accelerators.why_unused(os.environ, cards, engine=True)
-            check_room(offer.model_id, found, weights_here(home), on_gpu=unused is None)
-            if unused:
-                say(f"this machine's GPUs stay unused: {unused}")
+        if wants_gpus(pool.requirements):
+            os.environ[accelerators.COUNT] = str(
+                max(1, pool.requirements.gpus)
+            )  # the worker ends rather than sample without
+        cards = accelerators.visible(accelerators.read_machine(), os.environ)
+        unused = accelerators.why_unused(os.environ, cards, engine=True)
+        check_room(offer.model_id, found, weights_here(home), on_gpu=unused is None)
+        if unused:
+            say(f"this machine's GPUs stay unused: {unused}")
         code = _code(wishes.code, config, key)
-        if pool is not None and pool.codes and not pool.listed and code is None:
+        if pool.codes and not pool.listed and code is None:
             raise InputWrong(f"pool {pool.name!r} needs an invite code: --invite-code-file FILE (its owner gives one)")
         with _writable(home):
             write_folder(home, config, wishes.ca_file, code, lending)
@@ -242,7 +235,7 @@ def choose_pool(pools: Sequence[OpenPool], wanted: str | None) -> OpenPool:
         raise InputWrong(f"choose a pool with --pool; open to strangers' machines: {names}")
     found = next((pool for pool in pools if pool.name == wanted), None)
     if found is None:
-        raise InputWrong(f"--pool {wanted}is not open to strangers' machines; open are: {names}")
+        raise InputWrong(f"--pool {wanted} is not open to strangers' machines; open are: {names}")
     return found
 
 
@@ -258,15 +251,15 @@ def measure(client: SignedClient, key: PrivateKey, pool: OpenPool, say: Say) -> 
 
 
 def check_machine(
-    found: Hardware, pool: OpenPool | None, commands: Mapping[str, Mapping[str, Sequence[str]]] = COMMANDS
+    found: Hardware, pool: OpenPool, commands: Mapping[str, Mapping[str, Sequence[str]]] = COMMANDS
 ) -> None:
     """Raise `InputWrong` with a line for everything that this machine lacks."""
-    lacks = [f"pool {pool.name!r} requires {what}" for what in missing(found, pool.requirements)] if pool else []
+    lacks = [f"pool {pool.name!r} requires {what}" for what in missing(found, pool.requirements)]
     if commands is COMMANDS and importlib.util.find_spec("vllm") is None:
         lacks.append(
             "the inference engine is not installed here: run `make setup` in a checkout of the run's release, and use its .venv/bin/shoal"
         )
-    elif commands is COMMANDS and pool is not None and wants_gpus(pool.requirements):
+    elif commands is COMMANDS and wants_gpus(pool.requirements):
         try:
             has = accelerators.read_software(os.environ)
             accelerators.check_software(has, engine=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 
+from shoal import accelerators
 from shoal.contracts.machine import OWNERS_CHOICES
 from shoal.contracts.protocol import LEAVE_SECONDS, MAX_LOG_CHARACTERS, Assignment
 from shoal.contracts.run import PartStatus
@@ -41,6 +42,7 @@ MAX_LOG_BYTES = 32 << 20
 PASSED_ON = (
     *("PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "XDG_CACHE_HOME"),
     *OWNERS_CHOICES,
+    accelerators.COUNT,
 )
 PASSED_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "OMP_", "VLLM_", "TORCH", "TRITON_", "HF_HOME")
 """Variables of the owner's environment that processes get: nothing that might be somebody's password."""

@@ -92,7 +92,12 @@ class Requirements(SpecModel):
     """Requirements for a machine. It reports its hardware itself, except for its uplink and its arithmetic; trust comes from the checks of its
     work."""
 
-    gpus: int = Field(0, ge=0, le=1024, description="Least number of GPUs.")
+    gpus: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="Least number of GPUs; absent: 1 where the pool's own pods have NVIDIA's, otherwise 0.",
+    )
     gpu_types: list[ShortText] = Field(
         [], max_length=32, description="GPU names, one of which the machine's GPU name must contain; empty: any."
     )
