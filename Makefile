@@ -22,7 +22,7 @@ test: setup ## lint, types and tests; what CI runs
 soak: setup ## long churn, fuzzing and whole suites, those on a cluster too; not part of `make test`
 	@tools/setup.sh --with docker-registry:docker-registry skopeo:skopeo
 	@tools/build.sh azurite >/dev/null || echo "Azurite is not built: the tests of Azure cannot run"
-	@status=0; tools/test.sh --only-tests -m soak --timeout=7200 || status=1; tools/e2e.sh || status=1; exit $$status
+	@status=0; tools/test.sh --only-tests -m soak --timeout=7200 || status=1; tools/e2e.sh kind || status=1; exit $$status
 
 e2e: setup ## real pods on a real cluster: a node on this machine, `E2E=kind`, or `E2E="--kubeconfig FILE"`; see e2e/README.md
 	@tools/e2e.sh $(E2E)

@@ -26,6 +26,9 @@ class Cluster(Protocol):
     def load(self, archives: list[Path]) -> None:
         """Make these images known to every node."""
 
+    def share_registry(self, host: str) -> str | None:
+        """Where a registry of this machine has to listen besides `host`, so that every node reaches it as `host`; None: nodes are elsewhere."""
+
     def close(self) -> list[str]:
         """Take down what was started. Returns what could not be put back as it was."""
 
@@ -46,6 +49,9 @@ class GivenCluster:
 
     def load(self, archives: list[Path]) -> None:
         pass
+
+    def share_registry(self, host: str) -> str | None:
+        return None
 
     def close(self) -> list[str]:
         return []
@@ -68,6 +74,9 @@ class LocalCluster:
     def load(self, archives: list[Path]) -> None:
         for archive in archives:
             self.node.load(archive)
+
+    def share_registry(self, host: str) -> str | None:
+        return host
 
     def close(self) -> list[str]:
         if self.keep:
@@ -98,6 +107,9 @@ class KindCluster:
             if archive not in self._loaded:
                 kind_cluster.load([archive])
                 self._loaded.add(archive)
+
+    def share_registry(self, host: str) -> str | None:
+        return kind_cluster.share_registry(host)
 
     def close(self) -> list[str]:
         return [] if self.keep else kind_cluster.down()

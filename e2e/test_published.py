@@ -1,9 +1,10 @@
 """What a release publishes, installed as a person does: `helm install oci://...` from a registry, with pods that run the digests of the chart's lock.
 
-The registry is Debian's docker-registry on a loopback address, so this needs the node on this machine.
+The registry is Debian's docker-registry on a loopback address, and where kind's nodes look for it. Nodes elsewhere do not reach it.
 With `WRITE_RESULTS=1` its figures are written into benchmarks/results/release.json.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -31,8 +32,6 @@ RESULTS = ROOT / "benchmarks" / "results" / "release.json"
 @pytest.fixture(scope="module")
 def registry(cluster: clusters.Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Host and port of a registry that the node's containerd reaches."""
-    if not isinstance(cluster, clusters.LocalCluster):
-        pytest.skip("a registry of this machine is not reached from nodes elsewhere")
     program = os.environ.get("REGISTRY_PROGRAM") or shutil.which("docker-registry") or ""
     if not program or shutil.which("skopeo") is None:
         lacking("docker-registry or skopeo", "apt-get install -y docker-registry skopeo")
@@ -40,18 +39,31 @@ def registry(cluster: clusters.Cluster, tmp_path_factory: pytest.TempPathFactory
     network = Loopback()
     address = network.address()
     host = f"{address}:{network.port(address)}"
-    settings = {"version": "0.1", "http": {"addr": host}, "storage": {"filesystem": {"rootdirectory": str(folder)}}}
-    (folder / "settings.yml").write_text(json.dumps(settings))
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([program, "serve", folder / "settings.yml"], stdout=log, stderr=log)
-    try:
+    shared = cluster.share_registry(host)
+    if shared is None:
+        pytest.skip("a registry of this machine is not reached from nodes elsewhere")
+    with contextlib.ExitStack() as serving:
+        serving.callback(network.close)
+        for number, place in enumerate({host, shared}):
+            serving.enter_context(served(program, place, folder, folder / f"{number}.log"))
         client = programs.RegistryClient(planned.make_plan(CURRENT, host, ["operator"]))
         wait_until("the registry to answer", lambda: client.problem() == "", seconds=30.0)
         yield host
+
+
+@contextlib.contextmanager
+def served(program: str, address: str, folder: Path, log: Path) -> Iterator[None]:
+    """A registry at an address and port, over a folder that others may serve too."""
+    settings = {"version": "0.1", "http": {"addr": address}, "storage": {"filesystem": {"rootdirectory": str(folder)}}}
+    written = log.with_suffix(".yml")
+    written.write_text(json.dumps(settings))
+    with log.open("wb") as output:
+        process = subprocess.Popen([program, "serve", written], stdout=output, stderr=output)
+    try:
+        yield
     finally:
         process.terminate()
         process.wait(20)
-        network.close()
 
 
 def record(**figures: object) -> None:

@@ -21,7 +21,8 @@ if [[ " $* " != *" --kubeconfig"* ]]; then
         command -v kind >/dev/null && command -v docker >/dev/null && docker info >/dev/null 2>&1 && cluster=kind
     fi
     [[ $cluster != kind ]] || tools/kind.sh
-    [[ $cluster != local ]] || { tools/node.sh && tools/setup.sh --with docker-registry:docker-registry skopeo:skopeo; } || exit
+    [[ $cluster != local ]] || tools/node.sh || exit
+    tools/setup.sh --with docker-registry:docker-registry skopeo:skopeo || exit
     tools/archives.sh
     # The machine's one node, or kind's, is for one run at a time; tools/core.sh asks for the same lock. pytest inherits it.
     lock=${XDG_CACHE_HOME:-$HOME/.cache}/shoal/node.lock

@@ -25,7 +25,7 @@ from e2e.nodes.layout import built_tool, system_program
 
 NAME = NETWORK = "shoal-e2e"
 NODES = (f"{NAME}-control-plane", f"{NAME}-worker")
-SUBNET = "10.203.0.0/24"
+SUBNET, GATEWAY = "10.203.0.0/24", "10.203.0.1"
 KUBECONFIG = machine.HOME / "kubeconfig"
 VOLUMES = machine.HOME / "volumes"
 AGENTS = {node: Daemon(f"agent-{node}", machine.HOME / "daemons", machine.HOME / "logs") for node in NODES}
@@ -56,6 +56,16 @@ def load(archives: list[Path]) -> None:
     engine = docker.start()
     for archive in archives:
         _kind(engine, "load", "image-archive", str(archive), "--name", NAME)
+
+
+def share_registry(host: str) -> str:
+    """Let every node look for a registry of this machine where it can be reached; returns that address and port. `host` stays its name in images."""
+    engine, at = docker.start(), f"{GATEWAY}:{host.rpartition(':')[2]}"
+    write = 'mkdir -p "$1" && echo "$2" >"$1/hosts.toml"'
+    for node in NODES:
+        folder = f"{node_image.REGISTRIES}/{host}"
+        engine.docker("exec", node, "sh", "-c", write, "sh", folder, f'server = "http://{at}"')
+    return at
 
 
 def down() -> list[str]:
@@ -91,7 +101,12 @@ def _create(engine: DockerEngine, logs: Path) -> None:
     VOLUMES.mkdir(parents=True, exist_ok=True)
     # A name of our own for the bridge, so that it is known and taken away for sure.
     engine.docker(
-        "network", "create", f"--subnet={SUBNET}", f"--opt=com.docker.network.bridge.name={machine.BRIDGE}", NETWORK
+        "network",
+        "create",
+        f"--subnet={SUBNET}",
+        f"--gateway={GATEWAY}",
+        f"--opt=com.docker.network.bridge.name={machine.BRIDGE}",
+        NETWORK,
     )
     with tempfile.TemporaryDirectory() as scratch:
         settings = Path(scratch) / "kind.yaml"

@@ -47,6 +47,7 @@ UNWANTED = (
     "lib/systemd/system/sysinit.target.wants/systemd-tmpfiles-setup.service",
 )
 """What Debian's systemd starts on a machine and a container has no use for."""
+REGISTRIES = "/etc/containerd/certs.d"
 PLUGINS = ("host-local", "loopback", "portmap", "ptp")
 
 
@@ -181,13 +182,15 @@ def _install(root: Path, files: Path, kubernetes: Path) -> None:
 
 
 def containerd(path: Path, images: Iterable[str]) -> str:
-    """kind's settings of containerd with the pause image that is there, and without scores that need CAP_SYS_RESOURCE."""
+    """kind's settings of containerd with the pause image that is there, without scores that need CAP_SYS_RESOURCE, and with a folder of registries,
+    as kind's own images have it."""
     [pause] = [each for each in images if "/pause:" in each]
     lines = []
     for line in path.read_text().splitlines():
         name = line.partition("=")[0].strip()
         value = {"sandbox_image": f'"{pause}"', "restrict_oom_score_adj": "true"}.get(name)
         lines.append(line if value is None else f"  {name} = {value}")
+    lines += ['[plugins."io.containerd.grpc.v1.cri".registry]', f'  config_path = "{REGISTRIES}"']
     return "\n".join([*lines, ""])
 
 

@@ -54,6 +54,8 @@ def test_containerd_of_the_node_has_the_pause_image_that_is_there(tmp_path: Path
         "[plugins.cri]",
         '  sandbox_image = "registry.k8s.io/pause:3.10.1"',
         "  restrict_oom_score_adj = true",
+        '[plugins."io.containerd.grpc.v1.cri".registry]',
+        '  config_path = "/etc/containerd/certs.d"',
     ]
 
 
