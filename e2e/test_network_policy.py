@@ -49,6 +49,41 @@ def test_a_pod_is_shut_off_by_a_denying_policy_and_opened_to_one_peer_by_an_allo
     space.wait_reach("stranger", server, PORT, can=True)
 
 
+def test_a_policy_holds_between_pods_on_two_nodes_and_names_are_found_on_both(space: Space) -> None:
+    """On a cluster of one node both pods are on it."""
+    first, *_, last = [*(nodes := untainted(space)), nodes[-1]]
+    start(
+        space,
+        space.probe_pod("server", serves=PORT, nodeName=first),
+        space.probe_pod("friend", {"role": "friend"}, nodeName=last),
+        space.probe_pod("stranger", nodeName=last),
+    )
+    space.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "door"},
+            "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": "http"}]},
+        }
+    )
+    for pod in ("friend", "stranger"):
+        space.wait_reach(pod, f"door.{space.name}.svc", 80, can=True)
+    friends = {"from": [{"podSelector": {"matchLabels": {"role": "friend"}}}]}
+    selector = {"podSelector": {"matchLabels": {"app": "server"}}}
+    space.apply(policy("allow", **selector, policyTypes=["Ingress"], ingress=[friends]))
+    space.wait_reach("stranger", f"door.{space.name}.svc", 80, can=False)
+    assert space.reaches("friend", f"door.{space.name}.svc", 80)
+
+
+def untainted(space: Space) -> list[str]:
+    """Names of the nodes that take any pod, in order."""
+    return sorted(
+        node["metadata"]["name"]
+        for node in space.kube.list("Node")
+        if not node["spec"].get("taints") and not node["spec"].get("unschedulable")
+    )
+
+
 def test_a_policy_holds_for_connections_through_a_service_too(space: Space) -> None:
     ports = [{"port": 80, "targetPort": "http"}]
     service = {

@@ -123,7 +123,7 @@ def _create(engine: DockerEngine, logs: Path) -> None:
             _kind(engine, "export", "logs", str(logs), "--name", NAME)
             raise
     # kind keeps pods off a control plane that has workers.
-    run_kubectl(KUBECONFIG, "taint", "nodes", "--all", "node-role.kubernetes.io/control-plane-")
+    run_kubectl(KUBECONFIG, "taint", "nodes", NODES[0], "node-role.kubernetes.io/control-plane-")
     if image:
         _start_agents(engine)
     _wait("-n", "kube-system", "rollout", "status", "deployment/coredns")
