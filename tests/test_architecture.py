@@ -70,6 +70,14 @@ def test_nobody_imports_what_they_must_not() -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
+def test_the_operators_rule_has_every_package_but_those_that_it_names() -> None:
+    rules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [rule] = [each for each in rules if each["type"] == "forbidden"]
+    there = {path.stem for path in (ROOT / "workloads" / "shoal").iterdir() if path.suffix in ("", ".py")}
+    allowed = set(re.findall(r"\w+", rule["name"].partition(" imports ")[2].partition(" only")[0])) - {"and"}
+    assert {f"shoal.{name}" for name in there - allowed if not name.startswith("_")} == set(rule["forbidden_modules"])
+
+
 def test_no_module_imports_itself_by_way_of_others() -> None:
     graph = grimp.build_graph("shoal", "shoal_operator", cache_dir=None)
     order = TopologicalSorter({module: graph.find_modules_directly_imported_by(module) for module in graph.modules})
