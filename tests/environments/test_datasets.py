@@ -351,7 +351,7 @@ def test_tests_come_in_several_forms(tmp_path: Path, info: dict[str, Any], test:
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        (CODE | {"verification_info": "{"}, "a.jsonl, row 0: verification_info is no JSON"),
+        (CODE | {"verification_info": "{"}, "a.jsonl, row 0: verification_info is not JSON"),
         (CODE | {"verification_info": "[]"}, "column 'verification_info' is not a JSON object"),
         (CODE | {"verification_info": "{}"}, "neither a list of tests nor inputs and outputs"),
         (CODE | {"verification_info": {"test_cases": {"inputs": [1], "outputs": []}}}, "lists of one length"),
@@ -384,7 +384,7 @@ def test_files_that_are_none_are_refused_by_name(tmp_path: Path) -> None:
         ("a.parquet", "a.parquet cannot be read as Parquet"),
         ("b.jsonl", "b.jsonl cannot be read as JSON lines"),
         ("c.txt", "c.txt is none of .parquet, .jsonl, .json, .csv"),
-        ("d.jsonl", "d.jsonl, line 1: is no JSON object"),
+        ("d.jsonl", "d.jsonl, line 1: is not a JSON object"),
         ("e.jsonl", "no row is a task: they hold no rows"),
     ):
         with pytest.raises(BadDataset, match=problem):

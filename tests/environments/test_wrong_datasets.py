@@ -114,7 +114,7 @@ WRONG: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
     ),
     "broken Parquet": (halved, {"columns": COLUMNS}, "t.parquet cannot be read as Parquet: "),
     "broken JSON": (lambda d: text(d / "t.jsonl", '{"q": "?"\n'), {"columns": COLUMNS}, "t.jsonl cannot be read as JSON lines: "),
-    "JSON that is no object": (lambda d: text(d / "t.json", "[1, 2]"), {"columns": COLUMNS}, "t.json, element 1: is no JSON object"),
+    "JSON that is no object": (lambda d: text(d / "t.json", "[1, 2]"), {"columns": COLUMNS}, "t.json, element 1: is not a JSON object"),
     "no text encoding": (lambda d: text(d / "t.jsonl", b"\xff\xfe{}"), {"columns": COLUMNS}, "t.jsonl cannot be read as JSON lines: 'utf-8' codec"),
     "a CSV whose rows are too short": (
         lambda d: text(d / "t.csv", "q,a\n1?,1\n2?\n"), {"columns": DatasetColumns(prompt="q")},

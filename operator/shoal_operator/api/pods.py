@@ -112,7 +112,7 @@ class OutwardTemplate(SpecModel):
     egress_ports: list[Port] = Field(
         [],
         max_length=16,
-        description="TCP ports that the pod may reach at any address beside 443, such as that of a proxy or of your own hub.",
+        description="TCP ports, besides 443, that the pod may reach at any address, such as those of a proxy or of your own hub.",
     )
 
 
@@ -124,8 +124,8 @@ class PrepareTemplate(OutwardTemplate):
 
     gpu: Gpus | None = Field(
         None,
-        description="Accelerators of prepare, which calibrates proofs on them; absent: those of one of the run's own validators, with its resources,"
-        " but none where images.trainer is named and the trainer has none.",
+        description="Accelerators of the prepare Job, which calibrates proofs on them. Absent: those and the resources of a validator of this run."
+        " Absent and images.trainer set, with a trainer without GPUs: none.",
     )
     temporary_volume: Volume | None = temporary_field("the model as it is downloaded")
 

@@ -45,7 +45,7 @@ class TrainerTemplate(SpecModel):
     )
     scratch_volume: Volume | None = Field(
         None,
-        description="Those volumes' claims. Islands beside the first then have such a claim too, for as long as their pod lives.",
+        description="Claims of those volumes. Further islands then have such a claim too, while their pod lives.",
     )
     temporary_volume: Volume | None = temporary_field(
         "a published version that a restart reads, and a rollout file for each rank"
@@ -128,8 +128,8 @@ class TrainingRunSpec(RunSettings):
     images: Images = Field(default_factory=Images, description="Images instead of the release's.")
     release: Release | None = Field(
         None,
-        description="Release of Shoal that makes the run's parts: the operator's, or one that made them before. Another one rolls them one after"
-        " the other, the trainer last, after a version. Absent: they stay as the release that made them.",
+        description="Release of Shoal that makes the run's parts: the operator's, or one that made them before. A change replaces the parts one by"
+        " one, the trainer last and after a version. Absent: they stay as the release that made them.",
     )
     queue_name: LabelValue | None = Field(
         None,

@@ -177,12 +177,18 @@ def audit(
     ] = None,
     seed: Annotated[
         str | None,
-        typer.Option("--seed", metavar="TEXT", help="Draws files and rows; default: by chance, shown, kept in --work."),
+        typer.Option(
+            "--seed",
+            metavar="TEXT",
+            help="Seed that selects files and rows. Default: random; printed, and kept in --work.",
+        ),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=256, help="Files checked at a time.")] = 1,
     work: Annotated[
         Path | None,
-        typer.Option("--work", metavar="DIR", help="Folder of this audit, which goes on there; default: audits/RUN."),
+        typer.Option(
+            "--work", metavar="DIR", help="Folder in which this audit keeps its state and resumes. Default: audits/RUN."
+        ),
     ] = None,
     as_json: AsJson = False,
     runs_dir: RunsDir = DEFAULT_RUNS_DIR,

@@ -280,14 +280,14 @@ def plan(
         typer.Option(
             "--delta-ratio",
             min=1.0,
-            help="Bytes of a version by those of a delta; absent: 30 up to a learning rate of 1e-5, above 4.5.",
+            help="Ratio of a version's size to its delta's. Default: 30 up to a learning rate of 1e-5, otherwise 4.5.",
         ),
     ] = None,
     strangers: Annotated[
         list[str] | None,
         typer.Option("--strangers", metavar="[POOL=]N", help="Machines that join an open pool; repeatable."),
     ] = None,
-    price: Annotated[float | None, typer.Option("--price", min=0.0, help="Of one GPU for one hour.")] = None,
+    price: Annotated[float | None, typer.Option("--price", min=0.0, help="Price of one GPU for one hour.")] = None,
     run: Annotated[
         str | None,
         typer.Option("--run", metavar="RUN", help="Take lengths, signal and training time from this run's steps."),
@@ -359,7 +359,7 @@ def report(
 
     if run is not None and other is not None:
         if prometheus is not None:
-            raise InputWrong("--prometheus: goes with one run; a comparison is made of what the stores have")
+            raise InputWrong("--prometheus cannot be used to compare two runs: a comparison reads their stores only")
         for line in compare_runs((run, other), runs_dir, output, endpoint, credentials):
             typer.echo(line)
         return

@@ -49,9 +49,9 @@ def config_of(folder: Path, field: str = "--model") -> dict[str, object]:
     except OSError as error:
         raise InputWrong(f"{field} {folder}: config.json cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise InputWrong(f"{path}: is no JSON: {error}") from None
+        raise InputWrong(f"{path}: is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise InputWrong(f"{path}: is no JSON object")
+        raise InputWrong(f"{path}: is not a JSON object")
     return found
 
 

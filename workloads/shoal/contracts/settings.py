@@ -41,8 +41,8 @@ class Rollouts(SpecModel):
     versions: VersionsOfARow = Field(
         "One",
         exclude_if=lambda versions: versions == "One",
-        description="Several: rows that are being generated go on under newer weights as soon as those are there; validators check each part of a row"
-        " against its own version. One: a row is of one version.",
+        description="Several: rows that are being generated continue under newer weights when these arrive. Validators check each part of a row"
+        " against its own version. One: each row comes from one version.",
     )
     quantization: Quantization | None = Field(
         None,

@@ -57,8 +57,8 @@ class TrainerSettings(SpecModel):
         ge=1,
         le=1024,
         exclude_if=unset,
-        description="Ranks that share each pack, where one GPU's memory is too small for its activations: a divisor of the ranks and of the model's"
-        " query heads, and a divisor or multiple of its key heads. Absent: 1.",
+        description="Ranks that share each pack, where one GPU's memory is too small for its activations. It must divide the ranks and the query"
+        " heads, and divide or be a multiple of the key heads. Absent: 1.",
     )
     expert_parallel: Literal["Weights", "Tokens"] | None = Field(
         None,
@@ -75,9 +75,9 @@ class TrainerSettings(SpecModel):
         ge=1,
         le=1000,
         exclude_if=unset,
-        description="Save the training state of every n-th version, behind its publication, and of the last one. Absent: the least"
-        " with which saving takes 2 % of the time, at 10 Gb/s and 22 minutes a step, up to 20: 1 up to 2.7 billion trained parameters, 12 at 32B."
-        " With `lora` or islands it is saved of each, and first.",
+        description="Save the training state of every n-th version after publishing it, and of the last version. Absent: the smallest n at"
+        " which saving takes 2 % of the time (10 Gb/s, 22 minutes a step), at most 20. That is 1 up to 2.7 billion trained parameters, 12 at 32B."
+        " With `lora` or islands: every version's, before publishing it.",
     )
 
     @property

@@ -296,7 +296,7 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
             for number, row in rows:
                 if not isinstance(row, dict):
                     where = "line" if kind == "JSON lines" else "element"
-                    raise BadDataset(f"{path.name}, {where} {number + 1}: is no JSON object")
+                    raise BadDataset(f"{path.name}, {where} {number + 1}: is not a JSON object")
                 yield row
     except BadDataset:
         raise

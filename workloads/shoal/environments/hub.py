@@ -116,7 +116,7 @@ def model_config(repository: str, revision: str, folder: Path | None = None) -> 
     except (OSError, ValueError) as error:
         raise HubRefused(f"config.json of {repository} cannot be read: {_one_line(error)}") from error
     if not isinstance(found, dict):
-        raise HubRefused(f"config.json of {repository} is no JSON object")
+        raise HubRefused(f"config.json of {repository} is not a JSON object")
     return found
 
 

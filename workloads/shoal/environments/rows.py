@@ -138,7 +138,7 @@ def parse_json(text: str, name: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadRow(f"{name} is no JSON: {str(error)[:120]}") from error
+        raise BadRow(f"{name} is not JSON: {str(error)[:120]}") from error
 
 
 def _json_or_text(text: str) -> Any:

@@ -44,7 +44,7 @@ def parse_package(text: str) -> NamedPackage:
     except (ValueError, RecursionError):
         settings = None
     if not isinstance(settings, dict):
-        raise BadPackageName(f"verifiers: {rest[:40]!r} behind {name[0]} is no JSON object; {FORM}")
+        raise BadPackageName(f"verifiers: {rest[:40]!r} behind {name[0]} is not a JSON object; {FORM}")
     if "id" in settings:
         raise BadPackageName(f"verifiers: {name[0]} must not set id: the package's name is its id")
     return NamedPackage(name[0], settings)

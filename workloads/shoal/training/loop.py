@@ -238,7 +238,9 @@ class Trainer:
         optimizer state of version `moments_of`; -1: a fresh one, as at a run's begin. Raises BadState: that state is not there, or cannot be made."""
         self.handed_over()
         if moments_of < 0 and (self._extensions.learners() or self._extensions.extra_states):
-            raise BadState("what is trained beside the policy began afresh, in a process that is no more")
+            raise BadState(
+                "models trained beside the policy started afresh in another process, so this run cannot be repeated"
+            )
         if moments_of >= 0:
             self._states.restore(moments_of, self._copy, self._liveness)
         else:
