@@ -256,6 +256,17 @@ def test_a_whole_make_test_runs_whole_systems_after_all_others_and_leaves_none_o
     assert not [each for each in others if each.startswith("tests/")], "they are all tests but those"
 
 
+@pytest.mark.parametrize(("environment", "runs"), [({"CI": "true"}, False), ({}, True)])
+def test_in_ci_a_core_that_could_not_end_in_time_is_not_begun(
+    checkout: Checkout, environment: dict[str, str], runs: bool
+) -> None:
+    checkout.stand_in("tools/build.sh")
+    checkout.stand_in("tools/core.sh")
+    status, said = checkout.run("test.sh", SECONDS="4400", **environment)
+    assert (status, "core.sh" in checkout.calls) == (0, runs), said
+    assert runs or "skipped: core of the end-to-end tests: 73 minutes have passed, and CI stops at 90" in said
+
+
 def test_a_failing_core_fails_make_test_by_name(checkout: Checkout) -> None:
     checkout.stand_in("tools/build.sh")
     checkout.stand_in("tools/core.sh")
