@@ -139,15 +139,15 @@ def measure(
 
     from benchmarks.trust import adaptive, cost, honest, many_files, mutated, power, standing
     from benchmarks.trust.in_process import paper_config
-    from benchmarks.trust.models import Made, make_models
+    from benchmarks.trust.models import TrainedModels, make_models
     from benchmarks.trust.real_model import REAL_MODELS
 
     torch.set_num_threads(1)
-    made, wanted = Made(home / "base", home / "current", home / "stepped"), dtypes or adaptive.DTYPES
+    made, wanted = TrainedModels(home / "base", home / "current", home / "stepped"), dtypes or adaptive.DTYPES
     of_the_demo = part not in BY_DTYPE or any(name not in REAL_MODELS for name in wanted)
     if of_the_demo and not made.stepped.exists():
         make_models(paper_config(), home)
-    measures: Mapping[str, Callable[[Made, Path], dict[str, Any]]] = {
+    measures: Mapping[str, Callable[[TrainedModels, Path], dict[str, Any]]] = {
         "adaptive": lambda made, home: adaptive.measure(made, home, dtypes=wanted),
         "standing": lambda made, home: standing.measure(made, home, dtypes=wanted),
         "honest": honest.measure,

@@ -30,7 +30,7 @@ from benchmarks.trust import weight_sets
 from benchmarks.trust.engine_client import EngineProcess
 from benchmarks.trust.in_process import PaperRun, paper_config
 from benchmarks.trust.interval import clopper_pearson
-from benchmarks.trust.models import Made, calibrate_engine, in_dtype
+from benchmarks.trust.models import TrainedModels, calibrate_engine, in_dtype
 from benchmarks.trust.real_model import REAL_MODELS
 from benchmarks.trust.real_model import served as served_real
 from benchmarks.trust.right_model import RightModel
@@ -372,7 +372,7 @@ def _noisy(liar: Liar, row: Rollout, noise: float, chance: torch.Generator) -> F
     return found
 
 
-def served(made: Made, home: Path, dtype: str) -> tuple[PaperRun, Path]:
+def served(made: TrainedModels, home: Path, dtype: str) -> tuple[PaperRun, Path]:
     """A run on paper in a type of serving, and the folder of its newest weights."""
     home.mkdir()
     if dtype in REAL_MODELS:
@@ -386,7 +386,7 @@ def served(made: Made, home: Path, dtype: str) -> tuple[PaperRun, Path]:
     return PaperRun(home / "run", config, base, right), right
 
 
-def liar_of(made: Made, home: Path, dtype: str) -> tuple[Liar, Mapping[str, Any]]:
+def liar_of(made: TrainedModels, home: Path, dtype: str) -> tuple[Liar, Mapping[str, Any]]:
     """The liar of a type of serving, and its cheap models by name."""
     run, right = served(made, home, dtype)
     folders = {
@@ -400,7 +400,11 @@ def liar_of(made: Made, home: Path, dtype: str) -> tuple[Liar, Mapping[str, Any]
 
 
 def measure(
-    made: Made, home: Path, files: int | None = None, honest: int = HONEST_FILES, dtypes: Sequence[str] = DTYPES
+    made: TrainedModels,
+    home: Path,
+    files: int | None = None,
+    honest: int = HONEST_FILES,
+    dtypes: Sequence[str] = DTYPES,
 ) -> dict[str, Any]:
     """Some six minutes a dtype on one core. `files`: None for `FILES`, or `REAL_FILES`."""
     return {

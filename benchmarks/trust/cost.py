@@ -15,7 +15,7 @@ from benchmarks.trust.cpu_time import cpu_seconds
 from benchmarks.trust.engine_client import EngineProcess
 from benchmarks.trust.honest import long_config
 from benchmarks.trust.in_process import GOOD_STANDING, PaperRun
-from benchmarks.trust.models import Made, calibrate, for_long_completions
+from benchmarks.trust.models import TrainedModels, calibrate, for_long_completions
 from benchmarks.trust.page import ALL_ROWS
 from shoal.contracts.verdicts import Verdict
 from shoal.toploc import codec
@@ -30,7 +30,7 @@ ACCELERATOR_FLOPS = 400e12
 SAMPLE_CHUNKS = 64
 
 
-def measure(made: Made, home: Path) -> dict[str, Any]:
+def measure(made: TrainedModels, home: Path) -> dict[str, Any]:
     """Some five minutes on one core."""
     groups = 6
     config = long_config(TOKENS, groups)

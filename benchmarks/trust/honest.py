@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.trust.engine_client import EngineProcess
 from benchmarks.trust.in_process import PaperRun, paper_config
 from benchmarks.trust.interval import clopper_pearson
-from benchmarks.trust.models import Made, calibrate, for_long_completions
+from benchmarks.trust.models import TrainedModels, calibrate, for_long_completions
 from shoal.contracts.pools import EngineSettings
 from shoal.contracts.protocol import Lease
 from shoal.contracts.run import RunConfig
@@ -67,7 +67,7 @@ class Tally:
         }  # fmt: skip
 
 
-def measure(made: Made, home: Path) -> dict[str, Any]:
+def measure(made: TrainedModels, home: Path) -> dict[str, Any]:
     """Some six minutes on one core."""
     run = PaperRun(home / "honest", paper_config(), made.base, made.current)
     length = run.config.recipe.max_sequence_length
@@ -93,7 +93,7 @@ def measure(made: Made, home: Path) -> dict[str, Any]:
     }
 
 
-def preempted(made: Made, home: Path) -> dict[str, Any]:
+def preempted(made: TrainedModels, home: Path) -> dict[str, Any]:
     """Long completions in an engine whose cache cannot hold them all: vLLM throws sequences out and computes them again."""
     config = long_config(LONG_TOKENS, LONG_GROUPS)
     base = for_long_completions(made.base, home / "long-base", config.recipe.max_sequence_length)

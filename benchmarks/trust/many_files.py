@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.trust import adaptive
 from benchmarks.trust.interval import clopper_pearson
-from benchmarks.trust.models import Made
+from benchmarks.trust.models import TrainedModels
 from benchmarks.trust.real_model import REAL_BFLOAT16
 
 FILES: Mapping[str, int] = {"bfloat16": 3000, "float32": 3000, REAL_BFLOAT16: 300}
@@ -22,7 +22,7 @@ FIRST = 10_000
 
 
 def measure(
-    made: Made,
+    made: TrainedModels,
     home: Path,
     held: Mapping[str, Any],
     keep: Callable[[Mapping[str, Any]], None],

@@ -24,7 +24,7 @@ from shoal.proofs.calibration import Effort
 
 
 @dataclass(frozen=True)
-class Made:
+class TrainedModels:
     """`base` is version 0; `current` comes after the demo's first step, `stepped` after a step past the warm-up, both made from it."""
 
     base: Path
@@ -32,13 +32,13 @@ class Made:
     stepped: Path
 
 
-def make_models(config: RunConfig, home: Path) -> Made:
+def make_models(config: RunConfig, home: Path) -> TrainedModels:
     """A minute on one core."""
     base, targets = home / "base", targets_of(config)
     make_base(config, base)
     calibrate(config, base)
     rates = weight_sets.FIRST_STEP_RATES
-    return Made(
+    return TrainedModels(
         base,
         weight_sets.train(base, home / "current", rates, targets, seed=1),
         weight_sets.train(base, home / "stepped", weight_sets.FULL_STEP_RATES, targets, seed=1),

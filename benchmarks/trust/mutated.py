@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.trust.engine_client import EngineProcess
 from benchmarks.trust.in_process import PaperRun, paper_config
-from benchmarks.trust.models import Made
+from benchmarks.trust.models import TrainedModels
 from benchmarks.trust.mutations import damaged
 from shoal.contracts.protocol import Lease
 from shoal.contracts.rollouts import Rollout, RolloutMetadata, read_rollouts
@@ -32,7 +32,7 @@ class Fooled(AssertionError):
     """A damaged file had no verdict, or was accepted though it says something else; the message names the mutation."""
 
 
-def measure(made: Made, home: Path) -> dict[str, Any]:
+def measure(made: TrainedModels, home: Path) -> dict[str, Any]:
     """Some six minutes on one core."""
     run = PaperRun(home / "mutated", paper_config(), made.base, made.current)
     lease, planned = run.lease(0)

@@ -17,7 +17,7 @@ from benchmarks.trust import weight_sets
 from benchmarks.trust.engine_client import EngineProcess
 from benchmarks.trust.in_process import GOOD_STANDING, PaperRun, paper_config
 from benchmarks.trust.interval import clopper_pearson
-from benchmarks.trust.models import Made, calibrate_engine, in_dtype
+from benchmarks.trust.models import TrainedModels, calibrate_engine, in_dtype
 from shoal.contracts.pools import SAMPLER, Sampler
 from shoal.contracts.proof_profile import PROFILE_FILE, read_profile, thresholds_in_force
 
@@ -48,12 +48,12 @@ SETTINGS = (
 """`seeds redone`: what every pool gets whose sampler is a rule. The others are what distributions alone find, in a pool of `sampler: none`."""
 
 
-def measure(made: Made, home: Path, dtypes: Sequence[str] = ("float32", "bfloat16")) -> dict[str, Any]:
+def measure(made: TrainedModels, home: Path, dtypes: Sequence[str] = ("float32", "bfloat16")) -> dict[str, Any]:
     """Some three minutes a dtype on one core."""
     return {dtype: of_dtype(made, home / f"power-{dtype}", dtype) for dtype in dtypes}
 
 
-def of_dtype(made: Made, home: Path, dtype: str) -> dict[str, Any]:
+def of_dtype(made: TrainedModels, home: Path, dtype: str) -> dict[str, Any]:
     """Power for weights served in `dtype`."""
     home.mkdir()
     served = partial(in_dtype, dtype="bfloat16") if dtype == "bfloat16" else _as_it_is
@@ -78,7 +78,7 @@ def of_dtype(made: Made, home: Path, dtype: str) -> dict[str, Any]:
     return {"thresholds": _thresholds(run, base), "files": FILES, "weights": found}
 
 
-def _folders(made: Made, home: Path) -> dict[str, Path]:
+def _folders(made: TrainedModels, home: Path) -> dict[str, Path]:
     """Float32 weights by name: the honest ones first, then each lie, from the grossest to the least."""
     sources = home / "float32"
     sources.mkdir()

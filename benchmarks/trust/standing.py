@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.trust.adaptive import DTYPES, Liar, better_answers, liar_of
 from benchmarks.trust.in_process import GOOD_STANDING
-from benchmarks.trust.models import Made
+from benchmarks.trust.models import TrainedModels
 from shoal.contracts.protocol import Lease
 from shoal.contracts.rollouts import Rollout
 from shoal.contracts.verdicts import Verdict
@@ -106,7 +106,7 @@ def of_dtype(liar: Liar, cheap: Mapping[str, Any], looks: int) -> dict[str, Any]
     return found
 
 
-def measure(made: Made, home: Path, looks: int = LOOKS, dtypes: Sequence[str] = DTYPES) -> dict[str, Any]:
+def measure(made: TrainedModels, home: Path, looks: int = LOOKS, dtypes: Sequence[str] = DTYPES) -> dict[str, Any]:
     """Some two minutes a dtype on one core."""
     found = {}
     for dtype in dtypes:

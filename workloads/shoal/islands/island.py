@@ -228,7 +228,7 @@ class Island:
 
     def _round(
         self, meeting: Meeting, gradient: Float[Tensor, " values"] | None, position: int, started: float
-    ) -> "_Made":
+    ) -> "_AgreedState":
         """One meeting from the first byte to the votes of most. Raises Unreachable, on all ranks alike; nothing is changed then."""
         place, settings, group, world = self._place, self._settings, self._group, self._ranks
         head = agreed_head(meeting.notices, place, self._base)
@@ -294,7 +294,7 @@ class Island:
             sent_bytes=0,
             replaced=joins or (state is not shared and place.island not in contributors),
         )
-        return _Made(state, digest, certificate, exchanged)
+        return _AgreedState(state, digest, certificate, exchanged)
 
     def _inner_seconds(self, started: float) -> float:
         """How long this island trained for a round that it began to make at `started`. Time for which rounds were held up is not a part of it."""
@@ -356,7 +356,7 @@ class Island:
                 f"island {head.source_of(self._place.island)} sent a state that differs from its announcement"
             )
 
-    def _take_over(self, made: "_Made") -> None:
+    def _take_over(self, made: "_AgreedState") -> None:
         """A round in which nothing counted leaves the parameters as they are: they may hold what was learnt since the shared state."""
         changed = made.said.joined or made.state is not self.shared
         self.shared, self.certificate, self._digest = made.state, made.certificate, made.digest
@@ -407,7 +407,7 @@ class Island:
 
 
 @dataclass(frozen=True)
-class _Made:
+class _AgreedState:
     state: SharedState
     digest: str
     certificate: Certificate

@@ -29,7 +29,7 @@ from shoal.recompute.evidence import CannotCheck, Evidence, LedgerFile, WrongEvi
 from shoal.recompute.files import Looks, check_file
 from shoal.recompute.progress import Ticker
 from shoal.recompute.record import OF_FILES, STAGES, AuditFinding, AuditTerms, Recorder, Stage
-from shoal.recompute.steps import Made, Remaking, compare
+from shoal.recompute.steps import Remaking, RepeatedVersion, compare
 from shoal.recompute.weights import Weights
 from shoal.sampling.tails import too_many
 from shoal.storage import StoreUnavailable
@@ -194,7 +194,7 @@ class RunAudit:
             weights.rest()
         weights.close()
 
-    def _versions(self, by_version: dict[int, list[LedgerFile]]) -> Iterator[tuple[int, Made | None]]:
+    def _versions(self, by_version: dict[int, list[LedgerFile]]) -> Iterator[tuple[int, RepeatedVersion | None]]:
         """Versions in their order, made again where steps are repeated, then those of which only files are checked."""
         if "steps" in self._plan.stages:
             yield from self._repeated(by_version)
@@ -202,7 +202,7 @@ class RunAudit:
             if version in by_version:
                 yield version, None
 
-    def _repeated(self, by_version: dict[int, list[LedgerFile]]) -> Iterator[tuple[int, Made | None]]:
+    def _repeated(self, by_version: dict[int, list[LedgerFile]]) -> Iterator[tuple[int, RepeatedVersion | None]]:
         trained = max(self._evidence.versions, default=0)
         first, last = self._plan.steps or (0, trained - 1)
         last = min(last, trained - 1)
@@ -228,7 +228,7 @@ class RunAudit:
             except CannotCheck as error:
                 self._recorder.note("steps", max(0, version), f"step {max(0, version)}", [], str(error))
 
-    def _note_version(self, made: Made, first: int, started: float) -> bool:
+    def _note_version(self, made: RepeatedVersion, first: int, started: float) -> bool:
         """Whether a version is the published one. That of the base model is noted only where it is not."""
         step = made.version - 1
         where = f"step {step}, version {made.version}" if step >= 0 else "version 0"

@@ -55,7 +55,7 @@ MOST_KEPT_STATES = 20
 
 
 @dataclass(frozen=True)
-class Made:
+class RepeatedVersion:
     """One version made again: its number and its folder."""
 
     version: int
@@ -89,7 +89,7 @@ class Remaking:
         if self._own_ranks and self._ranks is not None:
             self._ranks.close()
 
-    def made(self, last: int) -> Iterator[Made]:
+    def made(self, last: int) -> Iterator[RepeatedVersion]:
         """Every version from where the work folder stands to `last`, ascending; each folder is removed when the next version is asked for.
 
         Raises `WrongEvidence` when the run's own trainer cannot have gone this way.
@@ -101,7 +101,7 @@ class Remaking:
                 folder = self._work / "outbox" / keys.version_name(trainer.version)
                 if not folder.is_dir():
                     raise WrongEvidence(f"the trainer gave out no version {trainer.version}")
-                yield Made(trainer.version, folder)
+                yield RepeatedVersion(trainer.version, folder)
                 if trainer.version < last:
                     self._go_on_as_the_run_did(trainer, folder)
                 shutil.rmtree(folder)
@@ -215,7 +215,7 @@ class Remaking:
         return self._trainer
 
 
-def compare(evidence: Evidence, made: Made, scratch: Path) -> list[str]:
+def compare(evidence: Evidence, made: RepeatedVersion, scratch: Path) -> list[str]:
     """How a version that was made again differs from the published one: the first tensors and how far they are apart. Empty: not by a bit."""
     version = made.version
     key = keys.version_weights(version)
@@ -240,7 +240,7 @@ def compare(evidence: Evidence, made: Made, scratch: Path) -> list[str]:
     ]
 
 
-def _apart(evidence: Evidence, made: Made, sealed: str, found: str, scratch: Path) -> str:
+def _apart(evidence: Evidence, made: RepeatedVersion, sealed: str, found: str, scratch: Path) -> str:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     theirs = scratch / keys.version_name(made.version)
@@ -295,7 +295,7 @@ def _tensors(ours: Path, theirs: Path) -> Iterator[str]:
                 yield f"{name}: {int((off != 0).sum())} of {a.numel()} values, by at most {float(np.float64(off.max())):.3g}"
 
 
-def _final_problems(evidence: Evidence, made: Made) -> list[str]:
+def _final_problems(evidence: Evidence, made: RepeatedVersion) -> list[str]:
     """Whether the run's result, where this version is it, has the same files."""
     if made.version != evidence.config.steps:
         return []

@@ -22,7 +22,7 @@ from shoal.contracts.signed import BadSignature
 from shoal.contracts.trust import HeldKeys
 from shoal.ledger.audit import first_line
 from shoal.recompute.evidence import CannotCheck, Evidence, WrongEvidence
-from shoal.recompute.steps import Made
+from shoal.recompute.steps import RepeatedVersion
 from shoal.storage import BadKey, NotFound
 from shoal.storage.chains import BrokenDeltas
 from shoal.storage.checkpoint_files import WrongWeights
@@ -63,7 +63,7 @@ class Weights:
             quantization=self._quantization,
         )
 
-    def take(self, made: Made) -> None:
+    def take(self, made: RepeatedVersion) -> None:
         """Use a version that was made again and equals the published one, from here on."""
         with self._lock:
             folder = made.folder if self._span == 0 else self._link(made)
@@ -86,7 +86,7 @@ class Weights:
             _remove(folder)
         shutil.rmtree(self._kept, ignore_errors=True)
 
-    def _link(self, made: Made) -> Path:
+    def _link(self, made: RepeatedVersion) -> Path:
         """The same files, in a folder that stays when the trainer removes its own."""
         folder = self._kept / keys.version_name(made.version)
         if not folder.is_dir():
