@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -32,19 +33,19 @@ RESULTS = ROOT / "benchmarks" / "results" / "release.json"
 @pytest.fixture(scope="module")
 def registry(cluster: clusters.Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Host and port of a registry that the node's containerd reaches."""
-    program = os.environ.get("REGISTRY_PROGRAM") or shutil.which("docker-registry") or ""
-    if not program or shutil.which("skopeo") is None:
-        lacking("docker-registry or skopeo", "apt-get install -y docker-registry skopeo")
-    folder = tmp_path_factory.mktemp("registry")
-    network = Loopback()
-    address = network.address()
-    host = f"{address}:{network.port(address)}"
-    shared = cluster.share_registry(host)
-    if shared is None:
-        pytest.skip("a registry of this machine is not reached from nodes elsewhere")
     with contextlib.ExitStack() as serving:
+        network = Loopback()
         serving.callback(network.close)
-        for number, place in enumerate({host, shared}):
+        address = network.address()
+        host = f"{address}:{network.port(address)}"
+        shared = cluster.share_registry(host)
+        if shared is None:
+            pytest.skip("a registry of this machine is not reached from nodes elsewhere")
+        program = os.environ.get("REGISTRY_PROGRAM") or shutil.which("docker-registry") or ""
+        if not program or shutil.which("skopeo") is None:
+            lacking("docker-registry or skopeo", "apt-get install -y docker-registry skopeo")
+        folder = tmp_path_factory.mktemp("registry")
+        for number, place in enumerate(sorted({host, shared})):
             serving.enter_context(served(program, place, folder, folder / f"{number}.log"))
         client = programs.RegistryClient(planned.make_plan(CURRENT, host, ["operator"]))
         wait_until("the registry to answer", lambda: client.problem() == "", seconds=30.0)
@@ -60,10 +61,18 @@ def served(program: str, address: str, folder: Path, log: Path) -> Iterator[None
     with log.open("wb") as output:
         process = subprocess.Popen([program, "serve", written], stdout=output, stderr=output)
     try:
+        wait_until(f"the registry at {address}; its log is {log}", lambda: answers(address), seconds=30.0)
         yield
     finally:
         process.terminate()
         process.wait(20)
+
+
+def answers(address: str) -> bool:
+    """Whether somebody listens at an address and port."""
+    host, _, port = address.partition(":")
+    with socket.socket() as one:
+        return one.connect_ex((host, int(port))) == 0
 
 
 def record(**figures: object) -> None:

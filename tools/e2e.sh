@@ -22,7 +22,7 @@ if [[ " $* " != *" --kubeconfig"* ]]; then
     fi
     [[ $cluster != kind ]] || tools/kind.sh
     [[ $cluster != local ]] || tools/node.sh || exit
-    tools/setup.sh --with docker-registry:docker-registry skopeo:skopeo || exit
+    tools/setup.sh --with docker-registry:docker-registry skopeo:skopeo || echo "e2e: without docker-registry and skopeo no release is published and installed" >&2
     tools/archives.sh
     # The machine's one node, or kind's, is for one run at a time; tools/core.sh asks for the same lock. pytest inherits it.
     lock=${XDG_CACHE_HOME:-$HOME/.cache}/shoal/node.lock

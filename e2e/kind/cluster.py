@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ SUBNET, GATEWAY = "10.203.0.0/24", "10.203.0.1"
 KUBECONFIG = machine.HOME / "kubeconfig"
 VOLUMES = machine.HOME / "volumes"
 AGENTS = {node: Daemon(f"agent-{node}", machine.HOME / "daemons", machine.HOME / "logs") for node in NODES}
+EARLIER_AGENT = Daemon("agent", machine.HOME / "daemons", machine.HOME / "logs")
+"""Of a cluster that an earlier checkout left, which had one node."""
 KIND_SECONDS = 900.0
 """For one call of kind's; importing the runtime of gigabytes is the longest."""
 READY_SECONDS = 240
@@ -70,7 +73,7 @@ def share_registry(host: str) -> str:
 
 def down() -> list[str]:
     """Delete the cluster, end what was started for it, put the machine back. Nothing to do is fine. Returns what is not as it was."""
-    for agent in AGENTS.values():
+    for agent in (*AGENTS.values(), EARLIER_AGENT):
         agent.stop()
     engine = docker.running() if machine.MEMORY.exists() else None
     if engine is not None:
@@ -135,17 +138,26 @@ def _wait(*arguments: str) -> None:
 
 def _connect(engine: DockerEngine) -> None:
     """Give each node's pods a network of their own, of the subnet that Kubernetes chose for the node, and routes to the others'."""
-    found = {
-        node["metadata"]["name"]: node
-        for node in json.loads(run_kubectl(KUBECONFIG, "get", "nodes", "-o", "json"))["items"]
-    }
-    subnets = {name: node["spec"]["podCIDR"] for name, node in found.items()}
+    subnets = _subnets()
     for node, subnet in subnets.items():
         network = json.dumps(node_image.pod_network(subnet))
         write = 'echo "$1" >/etc/cni/net.d/10-shoal.conflist'
         others = [(subnets[other], _address(engine, other)) for other in subnets if other != node]
         for command in (["sh", "-c", write, "sh", network], *node_image.routing(others)):
             engine.docker("exec", node, *command)
+
+
+def _subnets() -> dict[str, str]:
+    """Of every node's pods. `kind create` returns before the last node is known, or has one."""
+    end = time.monotonic() + READY_SECONDS
+    while True:
+        found = json.loads(run_kubectl(KUBECONFIG, "get", "nodes", "-o", "json"))["items"]
+        subnets = {node["metadata"]["name"]: node["spec"].get("podCIDR", "") for node in found}
+        if subnets.keys() >= set(NODES) and all(subnets.values()):
+            return subnets
+        if time.monotonic() > end:
+            raise RuntimeError(f"waited {READY_SECONDS} s for each node to have a subnet of its own: {subnets}")
+        time.sleep(0.5)
 
 
 def _start_agents(engine: DockerEngine) -> None:

@@ -121,7 +121,7 @@ def configuration(image: str, volumes: Path) -> Object:
         node = {"image": image, "extraMounts": [{"hostPath": str(volumes), "containerPath": str(volumes)}]}
         made["networking"] = {
             "disableDefaultCNI": True,
-            "podSubnet": at.POD_NETWORK,
+            "podSubnet": at.POD_NETWORKS,
             "serviceSubnet": at.SERVICE_NETWORK,
         }
     return made | {"nodes": [{"role": role} | node for role in ("control-plane", "worker")]}
@@ -144,7 +144,7 @@ def pod_network(subnet: str) -> Object:
 def routing(others: Iterable[tuple[str, str]]) -> list[list[str]]:
     """Commands that let a node's pods reach those of the others (subnet and address of each node), and everything else under the node's address."""
     routes = [["ip", "route", "replace", subnet, "via", address] for subnet, address in others]
-    outside = ["-s", at.POD_NETWORK, "!", "-d", at.POD_NETWORK, "-j", "MASQUERADE"]
+    outside = ["-s", at.POD_NETWORKS, "!", "-d", at.POD_NETWORKS, "-j", "MASQUERADE"]
     return [*routes, ["iptables", "-w", "-t", "nat", "-A", "POSTROUTING", *outside]]
 
 

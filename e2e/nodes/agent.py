@@ -71,7 +71,7 @@ def enforce(world: World) -> None:
     present = [line.split()[0][1:] for line in saved.splitlines() if line.startswith(":")]
     _run("iptables-restore", "-w", "--noflush", text=restore_text(compile_rules(world), present))
     # Ahead of kube-proxy's and everybody's rules: what passes here may still be refused there, never the other way round.
-    hooks = (f"-A FORWARD -j {ENTRY}", f"-A INPUT -s {at.POD_NETWORK} -j {ENTRY}")
+    hooks = (f"-A FORWARD -j {ENTRY}", f"-A INPUT -s {at.POD_NETWORKS} -j {ENTRY}")
     for hook in hooks:
         chain = hook.split()[1]
         first = next((line for line in saved.splitlines() if line.startswith(f"-A {chain} ")), "")

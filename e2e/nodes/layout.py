@@ -11,7 +11,8 @@ from e2e import ROOT
 NODE_NAME = "shoal-node"
 NODE_ADDRESS = "10.202.0.1"
 """On the loopback device: this kernel may have no dummy devices, and no address of the machine's own network is touched."""
-POD_NETWORK = "10.200.0.0/16"
+POD_NETWORK, POD_NETWORKS = "10.200.0.0/24", "10.200.0.0/16"
+"""Of the one node here; and of all nodes of a cluster that has several, such as kind's."""
 SERVICE_NETWORK = "10.201.0.0/16"
 API_SERVICE, DNS_SERVICE = "10.201.0.1", "10.201.0.10"
 API_PORT, ETCD_PORT, ETCD_PEER_PORT = 6443, 12379, 12380

@@ -148,7 +148,7 @@ def _temporary(volume: Volume | None) -> int | None:
 
 def _pool(pool: InferencePoolTemplate) -> PoolFacts:
     engine = pool.engine
-    gpus = min(pool.gpu.count * engine.hosts, engine.tensor_parallel_size * engine.pipeline_parallel_size)
+    gpus = min(pool.gpu.count * engine.hosts, engine.ranks)
     return PoolFacts(
         name=pool.name,
         replicas=pool.replicas,

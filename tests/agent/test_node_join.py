@@ -20,10 +20,10 @@ from shoal.agent.run_end import why_over
 from shoal.cli import node_join
 from shoal.cli.node_join import Wishes, ask, check_machine, check_offer, check_room, choose_pool, is_loopback, join
 from shoal.cli.node_status import ask_agent, print_status
-from shoal.contracts.pools import Admission, PoolTerms, Requirements
+from shoal.contracts.pools import Admission, EngineSettings, PoolTerms, Requirements
 from shoal.contracts.protocol import Hardware, HeartbeatReply
 from shoal.contracts.requirements import missing
-from shoal.contracts.run import AgentState, JoinOffer, OpenPool
+from shoal.contracts.run import AgentState, JoinOffer, NodeConfig, OpenPool
 from shoal.contracts.signed import sign
 from shoal.crypto.keys import PrivateKey
 from shoal.errors import InputWrong
@@ -58,18 +58,23 @@ def test_a_machine_joins_works_shows_its_status_and_leaves_cleanly(
 def test_the_worker_of_a_machine_in_a_pool_of_gpus_is_promised_one(
     new_stack: Callable[..., Stack], new_machine: Callable[..., Machine], driver: dict[str, str]
 ) -> None:
-    stack = new_stack(pools=[PoolTerms(name="pool", open=True, requirements=Requirements(gpus=1))])
+    """Two of them, over which the pool's engines spread the model."""
+    engine = EngineSettings(tensor_parallel_size=2)
+    asked = Requirements(gpus=2)
+    stack = new_stack(pools=[PoolTerms(name="pool", open=True, requirements=asked, engine=engine)])
     stack.announce(0)
-    without = new_machine().join(stack)
-    assert without.ends() == 2
-    assert "pool 'pool' requires 1 GPUs, the machine has 0" in without.said()
+    without = new_machine()
+    without.variables = driver | {"CUDA_VISIBLE_DEVICES": "1"}
+    assert without.join(stack).ends() == 2
+    assert "pool 'pool' requires 2 GPUs, the machine has 1" in without.said()
     machine = new_machine()
     machine.variables = driver
     machine.join(stack)
     wait_until("the machine to work", machine.works, 90)
     status = ask_agent(machine.home)
     assert status is not None
-    assert b"\0SHOAL_GPUS=1\0" in Path(f"/proc/{status.parts[0].pid}/environ").read_bytes()
+    assert b"\0SHOAL_GPUS=2\0" in Path(f"/proc/{status.parts[0].pid}/environ").read_bytes()
+    assert NodeConfig.from_json((machine.home / "config" / "node.json").read_bytes()).engine == engine
 
 
 def offer(stack: Stack, *pools: OpenPool) -> JoinOffer:
@@ -114,7 +119,12 @@ def test_a_pool_of_gpus_refuses_an_engine_for_cpus(monkeypatch: pytest.MonkeyPat
         )
     check_machine(machine, OpenPool(name="any"))
     monkeypatch.setattr(accelerators, "read_software", lambda _: accelerators.Software(13, False, False))
-    monkeypatch.setattr(accelerators, "read_machine", lambda: accelerators.Machine((), "535.104.05", 12))
+    said = told(lambda: check_machine(machine, OpenPool(name="big", requirements=Requirements(gpus=1))))
+    assert said.startswith(
+        "pool 'big' is one of GPUs: no GPU can be seen here, 1 wanted"
+    )  # /proc lists it, the driver shows none
+    cards = (accelerators.Card("NVIDIA L4", 23034 << 20),)
+    monkeypatch.setattr(accelerators, "read_machine", lambda: accelerators.Machine(cards, "535.104.05", 12))
     said = told(lambda: check_machine(machine, OpenPool(name="big", requirements=Requirements(gpus=1))))
     assert said == (
         "pool 'big' is one of GPUs: NVIDIA's driver 535.104.05 runs CUDA up to 12, and the packages here need 13: install a newer driver"
@@ -144,9 +154,11 @@ def test_weights_that_have_no_room_are_told_before_they_are_fetched() -> None:
     assert "and this machine has 34.4 GB of memory" in told(lambda: check_room("Qwen2.5-32B", on_cpu))
     check_room("Qwen/Qwen2.5-1.5B", machine)
     check_room("tiny-model", machine)
-    check_room("Qwen/Qwen2.5-14B", machine, on_gpu=False)  # 28 GB beside a GPU of 24 that stays unused
+    check_room("Qwen/Qwen2.5-14B", machine, gpus=0)  # 28 GB beside a GPU of 24 that stays unused
     assert "and a NVIDIA L4 has 24.2 GB of memory" in told(lambda: check_room("Qwen/Qwen2.5-14B", machine))
-    assert "and this machine has 34.4 GB of memory" in told(lambda: check_room("Qwen2.5-32B", machine, on_gpu=False))
+    assert "and this machine has 34.4 GB of memory" in told(lambda: check_room("Qwen2.5-32B", machine, gpus=0))
+    assert "and 2 x NVIDIA L4 have 48.3 GB of memory" in told(lambda: check_room("Qwen/Qwen2.5-32B", machine, gpus=2))
+    check_room("Qwen/Qwen2.5-14B", machine, gpus=2)
     # What lies there from an earlier join is not needed again.
     check_room("Qwen2.5-7B", machine.model_copy(update={"disk_free_bytes": 1 << 30}), held=28 << 30)
 

@@ -27,7 +27,7 @@ def test_nodes_of_our_image_have_our_network_and_the_folder_of_their_volumes() -
         assert node["image"] == "localhost/shoal/kind-node:1"
         assert node["extraMounts"] == [{"hostPath": "/volumes", "containerPath": "/volumes"}]
     assert made["networking"]["disableDefaultCNI"] is True
-    assert made["networking"]["podSubnet"] == at.POD_NETWORK
+    assert made["networking"]["podSubnet"] == at.POD_NETWORKS
 
 
 def test_pods_of_two_nodes_meet_under_their_own_addresses_and_the_outside_under_the_nodes() -> None:
@@ -36,7 +36,7 @@ def test_pods_of_two_nodes_meet_under_their_own_addresses_and_the_outside_under_
     assert pair["ipMasq"] is False
     route, translation = node_image.routing([("10.200.0.0/24", "10.203.0.2")])
     assert " ".join(route) == "ip route replace 10.200.0.0/24 via 10.203.0.2"
-    assert " ".join(translation).endswith(f"-A POSTROUTING -s {at.POD_NETWORK} ! -d {at.POD_NETWORK} -j MASQUERADE")
+    assert " ".join(translation).endswith(f"-A POSTROUTING -s {at.POD_NETWORKS} ! -d {at.POD_NETWORKS} -j MASQUERADE")
 
 
 @pytest.mark.parametrize("image", ["", "localhost/shoal/kind-node:1"])

@@ -55,21 +55,28 @@ def test_what_asks_for_none_is_promised_none_and_has_the_image_for_cpus() -> Non
     assert [name for _, name, each in on_cpus if promised(each)] == []
 
 
+TP4 = {"tensorParallelSize": 4}
+
+
 @pytest.mark.parametrize(
-    ("pool", "asked"),
+    ("pool", "asked", "ranks"),
     [
-        ({"open": True, "gpu": GPU}, 1),
-        ({"open": True, "gpu": {"count": 1, "claimTemplate": "h200"}}, 1),
-        ({"open": True, "gpu": GPU, "requirements": {"gpus": 4}}, 4),
-        ({"open": True, "gpu": {"count": 1, "resource": "amd.com/gpu"}}, 0),
-        ({"open": True}, 0),
-        ({"gpu": GPU}, 0),
+        ({"open": True, "gpu": GPU}, 1, 1),
+        ({"open": True, "gpu": {"count": 1, "claimTemplate": "h200"}}, 1, 1),
+        ({"open": True, "gpu": {"count": 1, "resource": "nvidia.com/mig-3g.40gb"}}, 1, 1),
+        ({"open": True, "gpu": GPU, "requirements": {"gpus": 4}}, 4, 1),
+        ({"open": True, "gpu": {"count": 4}, "engine": TP4, "requirements": {"gpus": 2}}, 4, 4),
+        ({"open": True, "gpu": {"count": 1, "resource": "amd.com/gpu"}}, 0, 1),
+        ({"open": True}, 0, 1),
+        ({"gpu": {"count": 4}, "engine": TP4}, 0, 1),
     ],
 )
-def test_an_open_pool_of_gpus_asks_strangers_machines_for_one(pool: dict[str, Any], asked: int) -> None:
+def test_an_open_pool_of_gpus_asks_strangers_machines_for_those_of_an_engine(
+    pool: dict[str, Any], asked: int, ranks: int
+) -> None:
     spec = MANIFEST["spec"] | {"inferencePools": [{"name": "pool", **pool}]}
     [terms] = pool_terms(TrainingRun.model_validate({**MANIFEST, "spec": spec}), References())
-    assert terms.requirements.gpus == asked
+    assert (terms.requirements.gpus, terms.engine.ranks) == (asked, ranks)
 
 
 def test_an_image_that_is_named_stays() -> None:

@@ -1,8 +1,9 @@
 """GPUs that a process was promised, and those that it finds: a part that lacks them ends with one line, and never computes on a CPU instead.
 
-In: the promise in the environment (`SHOAL_GPUS` and others), which the operator sets for pods with `gpu.count`; and NVIDIA's driver. The driver is
-asked through its management library (NVML), which loads no torch and opens no CUDA context. Out: nothing, or the end of the process. Called first by
-the entry points of trainer, worker, validator and prepare; `agent.hardware` and `cli.node_join` read the machine by it.
+In: the promise in the environment (`SHOAL_GPUS` and others), which the operator sets for pods with `gpu.count`, and `shoal node join` in a pool of
+GPUs; and NVIDIA's driver. The driver is asked through its management library (NVML), which loads no torch and opens no CUDA context. Out: nothing,
+or the end of the process. Called first by the entry points of trainer, worker, validator and prepare; `agent.hardware` and `cli.node_join` read the
+machine by it.
 
 NVML tells of whole cards: of a MIG slice the memory is that of its card. Cost: some milliseconds.
 """

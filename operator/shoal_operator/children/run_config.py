@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from shoal.contracts.model_source import ModelSource
-from shoal.contracts.pools import PoolTerms, Requirements
+from shoal.contracts.pools import EngineSettings, PoolTerms, Requirements
 from shoal.contracts.roster import ROLES, Roster, first_roster
 from shoal.contracts.run import Addresses, RunConfig
 from shoal.contracts.signed import Signed
@@ -62,15 +62,17 @@ def _terms(name: str, pool: PoolFields) -> PoolTerms:
         gpus=pool.gpu.count * pool.engine.hosts,
         sampler=pool.sampler,
         quantization=pool.quantization,
+        engine=pool.engine.division if pool.open and pool.gpu.count else EngineSettings(),
     )
 
 
 def _asked(pool: PoolFields) -> Requirements:
-    """A pool whose own pods have GPUs invites no stranger's machine without one. Only NVIDIA's are seen on a stranger's machine."""
-    asked = pool.requirements
-    if pool.open and pool.gpu.count and pool.gpu.resource in (None, GPU_RESOURCE) and not asked.gpus:
-        return asked.model_copy(update={"gpus": 1})
-    return asked
+    """A pool whose own pods have GPUs invites no stranger's machine without those of one engine. A machine knows NVIDIA's only; of what a claim
+    template gives nothing is known, and it is taken for NVIDIA's."""
+    asked, resource = pool.requirements, pool.gpu.resource or GPU_RESOURCE
+    if not pool.open or not pool.gpu.count or resource.partition("/")[0] != GPU_RESOURCE.partition("/")[0]:
+        return asked
+    return asked.model_copy(update={"gpus": max(asked.gpus, pool.engine.ranks)})
 
 
 def model_id(model: ModelSource) -> str:

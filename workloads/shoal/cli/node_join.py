@@ -97,6 +97,7 @@ def join(wishes: Wishes, say: Say, commands: Mapping[str, Mapping[str, Sequence[
     config = NodeConfig(
         run=offer.run,
         pool=pool.name,
+        engine=pool.engine,
         quantization=pool.quantization,
         discovery=wishes.url,
         roster=offer.roster,
@@ -129,7 +130,7 @@ def join(wishes: Wishes, say: Say, commands: Mapping[str, Mapping[str, Sequence[
             )  # the worker ends rather than sample without
         cards = accelerators.visible(accelerators.read_machine(), os.environ)
         unused = accelerators.why_unused(os.environ, cards, engine=True)
-        check_room(offer.model_id, found, weights_here(home), on_gpu=unused is None)
+        check_room(offer.model_id, found, weights_here(home), gpus=pool.engine.ranks if unused is None else 0)
         if unused:
             say(f"this machine's GPUs stay unused: {unused}")
         code = _code(wishes.code, config, key)
@@ -261,9 +262,11 @@ def check_machine(
         )
     elif commands is COMMANDS and wants_gpus(pool.requirements):
         try:
-            has = accelerators.read_software(os.environ)
+            has, machine = accelerators.read_software(os.environ), accelerators.read_machine()
             accelerators.check_software(has, engine=True)
-            accelerators.check_driver(has, accelerators.read_machine())
+            wanted = accelerators.Promise(max(pool.engine.ranks, pool.requirements.gpus))
+            accelerators.check_cards(wanted, accelerators.visible(machine, os.environ))
+            accelerators.check_driver(has, machine)
         except accelerators.NoGpu as error:
             lacks.append(f"pool {pool.name!r} is one of GPUs: {error}")
     if lacks:
@@ -275,12 +278,12 @@ def wants_gpus(wanted: Requirements) -> bool:
     return bool(wanted.gpus or wanted.gpu_types or wanted.gpu_memory_gib)
 
 
-def check_room(model_id: str, found: Hardware, held: int = 0, *, on_gpu: bool = True) -> None:
+def check_room(model_id: str, found: Hardware, held: int = 0, *, gpus: int = 1) -> None:
     """Raise `InputWrong` for a model whose name says that its weights have no room here; a name without a size says nothing.
 
-    Two versions lie on the disk while one is fetched, of which `held` bytes are there already; one is in the memory of one GPU, or in the machine's:
-    without any GPU, where GPUs stay unused (not `on_gpu`), and where the driver does not tell their memory. Before anything is fetched: 65 GB of a
-    model with 32 billion parameters take hours.
+    Two versions lie on the disk while one is fetched, of which `held` bytes are there already; one is in the memory of the `gpus` of an engine, or in
+    the machine's: without any GPU, where GPUs stay unused (0), and where the driver does not tell their memory. Before anything is fetched: 65 GB of
+    a model with 32 billion parameters take hours.
     """
     parameters = parameters_in(model_id.partition("@")[0])
     if parameters is None:
@@ -291,11 +294,12 @@ def check_room(model_id: str, found: Hardware, held: int = 0, *, on_gpu: bool = 
         lacks.append(
             f"two versions of {name} need {gigabytes(needed)} of disk, and {gigabytes(found.disk_free_bytes + held)} are free: give another --folder"
         )
-    of_gpu = found.gpu_memory_bytes if found.gpus and on_gpu else None
-    memory = of_gpu or found.memory_bytes
+    of_gpus = (found.gpu_memory_bytes or 0) * gpus if found.gpus else 0
+    memory = of_gpus or found.memory_bytes
     if memory < version:
-        of = f"a {found.gpu_type}" if of_gpu else "this machine"
-        lacks.append(f"{name} has {gigabytes(version)} of weights, and {of} has {gigabytes(memory)} of memory")
+        of = ("a " if gpus == 1 else f"{gpus} x ") + f"{found.gpu_type}" if of_gpus else "this machine"
+        has = "have" if of_gpus and gpus > 1 else "has"
+        lacks.append(f"{name} has {gigabytes(version)} of weights, and {of} {has} {gigabytes(memory)} of memory")
     if lacks:
         raise InputWrong(*lacks)
 

@@ -87,6 +87,23 @@ class EngineSettings(SpecModel):
         description="Prepare the next step while the GPU is at one. Engines on a CPU or of several stages wait for each step.",
     )
 
+    @property
+    def ranks(self) -> int:
+        """GPUs of one engine, where it has any; otherwise its processes."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def division(self) -> "EngineSettings":
+        """How the model is spread over GPUs, and nothing else: all that a machine of a stranger takes over."""
+        return EngineSettings(
+            tensor_parallel_size=self.tensor_parallel_size, pipeline_parallel_size=self.pipeline_parallel_size
+        )
+
+
+def is_whole(engine: EngineSettings) -> bool:
+    """Whether an engine is one process with the usual settings, which documents about strangers leave out."""
+    return engine == EngineSettings()
+
 
 class Requirements(SpecModel):
     """Requirements for a machine. It reports its hardware itself, except for its uplink and its arithmetic; trust comes from the checks of its
@@ -158,6 +175,11 @@ class PoolTerms(Contract):
     requirements: Requirements = Requirements()
     admission: Admission = Admission()
     gpus: int = Field(default=0, ge=0, le=1024, description="of each engine")
+    engine: EngineSettings = Field(
+        default=EngineSettings(),
+        exclude_if=is_whole,
+        description="how a stranger's machine spreads the model over its GPUs",
+    )
     sampler: PoolSampler = Field(default="gumbel-murmur3-1", exclude_if=is_usual, description=SAMPLER_FIELD)
     quantization: Quantization | None = Field(default=None, exclude_if=unset, description=QUANTIZATION_FIELD)
     group_size: int = Field(default=1, ge=1, le=64, description="not used; `run.json` of 0.2.0 has it")

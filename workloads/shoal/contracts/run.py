@@ -21,7 +21,7 @@ from shoal.contracts.islands import IslandTerms
 from shoal.contracts.mixture import SourceTerms, rows_of_sources
 from shoal.contracts.newer import from_newer_json
 from shoal.contracts.packages import MOST_PACKAGES, PinnedPackage
-from shoal.contracts.pools import EngineSettings, Logits, PoolTerms, Quantization, Requirements, Sampler
+from shoal.contracts.pools import EngineSettings, Logits, PoolTerms, Quantization, Requirements, Sampler, is_whole
 from shoal.contracts.prompts import PromptTerms
 from shoal.contracts.proof_profile import ProofProfile
 from shoal.contracts.protocol import Assignment, NodeState, Url
@@ -133,6 +133,9 @@ class OpenPool(Contract):
     codes: bool = Field(default=False, description="machines with an invite code may join; with neither: any")
     quantization: Quantization | None = Field(
         default=None, exclude_if=unset, description="how its machines round the weights that they sample with"
+    )
+    engine: EngineSettings = Field(
+        default=EngineSettings(), exclude_if=is_whole, description="how its machines spread the model over their GPUs"
     )
 
 

@@ -216,6 +216,7 @@ def offer(config: RunConfig, roster: Signed[Roster]) -> JoinOffer:
                 listed=bool(pool.admission.nodes),
                 codes=bool(pool.admission.codes),
                 quantization=pool.quantization,
+                engine=pool.engine,
             )
             for pool in config.pools
             if pool.open
