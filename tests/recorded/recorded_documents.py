@@ -418,6 +418,8 @@ DOCUMENTS: dict[str, Contract] = {
     ),
     "registration-quantization": sample(Registration).model_copy(update={"quantization": "fp8"}),
     "pool-terms-quantization": POOL.model_copy(update={"quantization": "fp8"}),
+    "pool-terms-divided": POOL.model_copy(update={"engine": EngineSettings(tensor_parallel_size=4)}),
+    "open-pool-divided": sample(OpenPool).model_copy(update={"engine": EngineSettings(tensor_parallel_size=4)}),
     "node-config-quantization": sample(NodeConfig).model_copy(update={"quantization": "fp8"}),
     "public-run-quantization": sample(PublicRun).model_copy(update={"quantization": "fp8"}),
     "proof-profile-quantization": samples.PROOF_PROFILE.model_copy(update={"quantization": "fp8"}),

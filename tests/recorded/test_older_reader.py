@@ -38,7 +38,7 @@ ASKED = {
     *("claimed_rows", "rewards_claimed", "document.claimed_rows", "rewards.0.turns"),
     *("quantization", "several_versions", "routes", "router_replay_mismatch", "rollouts", "part", "owner"),
     *("lease.part", "sized", "more"),
-    *("prompt", "truncation", "commits", "gpuMemoryGib"),
+    *("prompt", "truncation", "commits", "gpuMemoryGib", "engine"),
     *("document.changes", "document.first_signature", "document.keys", "document.kind"),
     "stability.maxClipRatio",
     *("pools.0.sampler", "validation.thresholds.drawnGaps", "sft.muon"),
