@@ -65,8 +65,8 @@ def put_data(story: Story, seed: int = 5) -> None:
     story.delete_pod("teacher")
 
 
-def manifest(story: Story, steps: int, islands: Object) -> Object:
-    """A run of mode SFT that exchanges after every step, seconds apart. `islands` says who they are."""
+def manifest(story: Story, steps: int, islands: Object, **more: Object) -> Object:
+    """A run of mode SFT that exchanges after every step, seconds apart. `islands` says who they are, `more` what else the spec has."""
     resources = {"requests": {"cpu": "100m", "memory": "512Mi"}}
     spec: Object = {
         "mode": "SFT",
@@ -86,7 +86,12 @@ def manifest(story: Story, steps: int, islands: Object) -> Object:
             "islands": {"innerSteps": INNER_STEPS, "exchange": "float16", "waitSeconds": 30, **islands},
         },
     }  # fmt: skip
-    return {"apiVersion": "shoal.dev/v1alpha1", "kind": "TrainingRun", "metadata": {"name": story.run}, "spec": spec}
+    return {
+        "apiVersion": "shoal.dev/v1alpha1",
+        "kind": "TrainingRun",
+        "metadata": {"name": story.run},
+        "spec": spec | more,
+    }
 
 
 @dataclass(frozen=True)

@@ -53,10 +53,13 @@ def runs(
         yield stories
 
 
-def node_address(kube: Kube) -> str:
-    """Where clients outside find the ports of the nodes."""
-    addresses = [each for node in kube.list("Node") for each in node["status"]["addresses"]]
-    return next(str(each["address"]) for each in addresses if each["type"] == "InternalIP")
+def a_node(kube: Kube) -> tuple[str, str]:
+    """Name of a node that takes any pod, and its address."""
+    for node in kube.list("Node"):
+        if not node["spec"].get("taints"):
+            addresses = [each["address"] for each in node["status"]["addresses"] if each["type"] == "InternalIP"]
+            return str(node["metadata"]["name"]), str(addresses[0])
+    raise RuntimeError("every node has taints")
 
 
 def pod_networks(kube: Kube) -> list[str]:
@@ -67,9 +70,12 @@ def pod_networks(kube: Kube) -> list[str]:
     return sorted(said or about)
 
 
-def apply(story: Story, group: Object, **fields: Any) -> None:
-    """`kubectl apply` of the whole manifest, with these fields of the group beside those that stay."""
-    story.space.apply(manifest(story, STEPS[story.run], {"group": {"name": GROUP, **group, **fields}}))
+def apply(story: Story, node: str, group: Object, **fields: Any) -> None:
+    """`kubectl apply` of the whole manifest, with these fields of the group beside those that stay. A port of a node leads to pods on that node only:
+    the lighthouse is kept there."""
+    control_plane = {"podTemplate": {"nodeSelector": {"kubernetes.io/hostname": node}}}
+    islands = {"group": {"name": GROUP, **group, **fields}}
+    story.space.apply(manifest(story, STEPS[story.run], islands, controlPlane=control_plane))
 
 
 def kill(story: Story, component: str) -> str:
@@ -108,21 +114,22 @@ def test_two_runs_in_two_namespaces_share_what_they_learn_over_exposed_addresses
 
     # What each administrator writes, and reads to the other.
     networks = pod_networks(kube)
-    exposure = {"type": "NodePort", "nodeAddress": node_address(kube)}
+    node, address = a_node(kube)
+    exposure = {"type": "NodePort", "nodeAddress": address}
     groups: dict[str, Object] = {"north": {"serveLighthouse": True, "exposure": exposure, "networks": networks}}
-    apply(north, groups["north"])
+    apply(north, node, groups["north"])
     lighthouse = north.wait("the lighthouse's address", lambda: north.status().get("lighthouse"), START_SECONDS)
     host, meeting = lighthouse.rsplit(":", 1)
     assert host == exposure["nodeAddress"]
     groups["south"] = {"lighthouse": lighthouse, "networks": networks}
-    apply(south, groups["south"])
+    apply(south, node, groups["south"])
     members = {}
     for name, story in runs.items():
         members[name] = story.wait(f"the key of {name}", partial(island_key, story), START_SECONDS)
         assert story.space.kube.get("Secret", f"{name}-island-0-key", story.space.name) is not None
         assert story.pods() == [], "nothing runs before the group is known"
     for name, story in runs.items():
-        apply(story, groups[name], members=members)
+        apply(story, node, groups[name], members=members)
     for story in runs.values():
         story.wait("the base model", partial(story.holds, "Prepared"), PREPARE_SECONDS)
     for story in runs.values():

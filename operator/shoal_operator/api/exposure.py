@@ -36,7 +36,9 @@ class Exposure(SpecModel):
         " HTTPRoute beside it.",
     )
     node_address: HostName | None = Field(
-        None, description="NodePort: host name or address of the nodes as clients reach them."
+        None,
+        description="NodePort: host name or address, as clients reach it, of the node that has the pod. Other nodes answer nothing: keep the pod"
+        " there with the nodeSelector of its podTemplate.",
     )
     domain: HostName | None = Field(
         None,
