@@ -67,7 +67,7 @@ def share_registry(host: str) -> str:
     write = 'mkdir -p "$1" && echo "$2" >"$1/hosts.toml"'
     for node in NODES:
         folder = f"{node_image.REGISTRIES}/{host}"
-        engine.docker("exec", node, "sh", "-c", write, "sh", folder, f'server = "http://{at}"')
+        engine.docker("exec", node, "sh", "-c", write, "sh", folder, f'[host."http://{at}"]')
     return at
 
 
