@@ -18,8 +18,8 @@ from e2e.story import PREPARE_SECONDS, READER, ROLES, START_SECONDS, STEP_SECOND
 
 pytestmark = pytest.mark.timeout(900)
 
-LEARNT = 80
-"""Steps by which the example has learnt enough to tell: outside a cluster from 0.38 in the first ten steps to 0.60 in the eighth ten."""
+LEARNT = 150
+"""Steps by which the example has learnt enough to tell: on pods from 0.45 in the first twenty to 0.62 in the eighth twenty."""
 RISEN_ERRORS = 3.0
 """Standard errors by which rewards must have risen: 1.3 in 1,000 for a policy that stands still, less for one that unlearns."""
 
@@ -245,18 +245,19 @@ def test_a_suspended_run_has_no_pods_and_goes_on_where_it_was_when_resumed(story
     story.advance()
 
 
-def test_the_reward_has_risen(story: Story, record_property: Callable[[str, object], None]) -> None:
+def test_the_reward_has_risen(story: Story, record_testsuite_property: Callable[[str, object], None]) -> None:
     """All steps that the trainer wrote down, whoever looked while they were made: the last third of them against the first (`learning.rise`).
 
-    One step's mean errs by 0.085, a third's by 0.017. That the rise of a policy which stands still comes to `RISEN_ERRORS` has probability 0.0013. A
-    run that learns had risen by 7.5 errors after `LEARNT` steps (the real system, one machine) and by 6.0 (simulated): it fails with probability
-    0.00001, or 0.0014 if the lower figure is the true one.
+    One step's mean errs by 0.085, the mean of fifty by 0.012. That the rise of a policy which stands still comes to `RISEN_ERRORS` has probability
+    0.0013. Two runs on pods had risen by 1.8 and 2.0 errors after 80 steps, of which most rise in the first ten, and one by 5.8 after 152.
     """
     story.wait(f"policy version {LEARNT}", lambda: story.version() >= LEARNT, 600.0)
     story.wait("the page's pod", lambda: story.holds("UiReady"), START_SECONDS)
     story.wait(f"the page to have {LEARNT} steps", lambda: len(story.steps_rewards()) >= LEARNT, STEP_SECONDS)
     rewards = story.steps_rewards()
-    record_property("rewards", " ".join(f"{reward:.3f}" for reward in rewards))  # in the report, whatever comes of it
+    record_testsuite_property(
+        "rewards", " ".join(f"{reward:.3f}" for reward in rewards)
+    )  # in the report, whatever comes of it
     found = rise(rewards)
     assert found.errors > RISEN_ERRORS, f"{found} in {found.errors:.1f} errors; step by step {rewards}"
 
