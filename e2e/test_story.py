@@ -249,7 +249,7 @@ def test_the_reward_has_risen(story: Story, record_testsuite_property: Callable[
     """All steps that the trainer wrote down, whoever looked while they were made: the last third of them against the first (`learning.rise`).
 
     One step's mean errs by 0.085, the mean of fifty by 0.012. That the rise of a policy which stands still comes to `RISEN_ERRORS` has probability
-    0.0013. Two runs on pods had risen by 1.8 and 2.0 errors after 80 steps, of which most rise in the first ten, and one by 5.8 after 152.
+    0.0013. A run on pods had risen by 2.0 errors after 80 steps, and by 5.8 after 152: most of its rise came in the first twenty.
     """
     story.wait(f"policy version {LEARNT}", lambda: story.version() >= LEARNT, 600.0)
     story.wait("the page's pod", lambda: story.holds("UiReady"), START_SECONDS)
