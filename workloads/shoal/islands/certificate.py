@@ -57,7 +57,7 @@ def check(certificate: Certificate, run: str, number: int, digest: str, known: M
 def _check_signatures(link: CertificateLink, known: Mapping[str, str]) -> None:
     agreement = link.agreement
     if agreement.members != sorted(set(agreement.members)) or not known.keys() >= set(agreement.members):
-        raise BadCertificate("its members must be islands of this run, without repeats and in ascending order")
+        raise BadCertificate("its members are not islands of this run, without repeats and in ascending order")
     for island, signature in link.signatures.items():
         if island not in agreement.members:
             raise BadCertificate(f"{island} signed but did not take part")
