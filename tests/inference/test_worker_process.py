@@ -63,6 +63,18 @@ import shoal.inference.lease_desk
 shoal.inference.lease_desk.POLL_SECONDS = 0.02  # a fast machine generates a lease of the tiny policy in less than a second
 runpy.run_module("shoal.inference", run_name="__main__", alter_sys=True)
 """
+OUTPACED = f"""
+from shoal.inference.engine import Engine
+
+check = Engine.check
+
+def outpaced(engine, folder, *rest):  # the fetcher makes room while the engine starts
+    if folder.name == "{version_name(2)}":
+        folder.rename(folder.with_name(".old-version"))
+    check(engine, folder, *rest)
+
+Engine.check = outpaced
+{START}"""
 
 
 class Process:
@@ -116,7 +128,7 @@ class Process:
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Process]:
-    process = Process()
+    process = Process(script=OUTPACED)
     yield process
     process.end()
 
@@ -152,11 +164,20 @@ def test_it_waits_for_an_agent_and_says_so(worker: Process, served: list[SocketA
     deadline("the wait as a metric", lambda: "the agent to be admitted to a run" in worker.get("/metrics")[1])
 
 
-def test_it_starts_on_the_first_weights_that_the_trainer_signed(
+def test_weights_that_go_while_the_engine_starts_end_nothing(
     worker: Process, agent: Agent, served: list[SocketAgent], deadline: Deadline
 ) -> None:
     served.append(SocketAgent(worker.home, agent))
     agent.state = WAITING_STATE.model_copy(update={"state": "Healthy", "public": PUBLIC})
+    publish(worker.home, 2, seed=5)
+    deadline("the wait for others", lambda: "weights that stay" in worker.get("/metrics")[1], seconds=150)
+    assert worker.get("/readyz") == (503, "no weights are loaded yet")
+    assert worker.process.poll() is None
+
+
+def test_it_starts_on_the_first_weights_that_the_trainer_signed(
+    worker: Process, agent: Agent, served: list[SocketAgent], deadline: Deadline
+) -> None:
     publish(worker.home, 4, seed=9, signer=PrivateKey.generate())
     publish(worker.home, 3, seed=0)
     deadline("a loaded engine", lambda: worker.get("/readyz")[0] == 200, seconds=150)

@@ -43,6 +43,7 @@ from shoal.inference.lease_desk import MOST_LEASES, LeaseDesk
 from shoal.inference.rollouts import answer_of, assemble, plan_submission
 from shoal.inference.weights import VersionOnDisk, newest_policy, versions_in
 from shoal.installed import installed
+from shoal.storage.checkpoint_files import VersionGone
 from shoal.telemetry import STOP, Liveness, Stopped, busy, every_line, get_logger, wait_for
 from shoal.telemetry.waiting import SAY_AFTER_SECONDS
 from shoal.transport.client import Refused, Unavailable
@@ -120,7 +121,7 @@ class Worker:
     @property
     def not_ready(self) -> str | None:
         """Why this worker generates nothing yet, or None."""
-        return None if self._engine is not None else "no weights are loaded yet"
+        return None if self._digests else "no weights are loaded yet"
 
     def run(self) -> None:
         """Work until the process is asked to stop."""
@@ -190,7 +191,7 @@ class Worker:
                 span=span,
             )
             self._liveness.progress()
-            self._engine.check(policy.folder, policy.manifest, self._liveness.progress)
+            policy = self._checked(policy)
         self._desk.several = public.several_versions
         self._first = policy
         self._loaded(policy)
@@ -201,6 +202,21 @@ class Worker:
             if lease.lease not in names:
                 journal.path.unlink(missing_ok=True)
                 self._agent.give_back(lease.lease)
+
+    def _checked(self, first: VersionOnDisk) -> VersionOnDisk:
+        """The version in the engine, held to its manifest: the first, or a newer one where that was removed while the engine started. Starting takes
+        minutes, and a small model's versions seconds: an engine that began anew for it would never start."""
+        policy, swapped = first, False
+        while True:
+            try:
+                if swapped:
+                    self._engine_there.swap(read_checkpoint(policy.folder), policy.manifest, self._liveness.progress)
+                else:
+                    self._engine_there.check(policy.folder, policy.manifest, self._liveness.progress)
+                return policy
+            except (VersionGone, FileNotFoundError) as gone:
+                get_logger().info("newer weights came while the engine started", gone=policy.version, reason=str(gone))
+            policy, swapped = wait_for("weights that stay", lambda: self._newest(0, 999_999), **self._waiting), True
 
     def _take_up(self) -> list[tuple[Lease, LeftJournal]]:
         """Leases that this pod holds and of which a process before this one left rows. All others go back."""

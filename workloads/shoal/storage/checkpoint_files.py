@@ -36,6 +36,14 @@ class WrongWeights(ValueError):
     """The assembled bytes are not those of the manifest; the version is given up."""
 
 
+class VersionGone(WrongWeights):
+    """The version is not there any more: whoever fetches made room for newer ones."""
+
+
+NOT_THERE = "is not there"
+"""How `wrong_shard` says that, at its end."""
+
+
 class AssembledShards(Contract):
     """The opening record of an assembled version, and the SHA-256 of each of its shards. The signed manifest has digests of both."""
 
@@ -392,7 +400,7 @@ def wrong_shard(folder: Path, open_digest: str, sha256: str, part: int = 0, part
     """
     path = folder / SHARDS_FILE
     if not (folder / MANIFEST_FILE).is_file():
-        return f"{folder} is not there"
+        return f"{folder} {NOT_THERE}"
     if not path.is_file():
         return ""
     try:
