@@ -62,12 +62,20 @@ def a_node(kube: Kube) -> tuple[str, str]:
     raise RuntimeError("every node has taints")
 
 
-def pod_networks(kube: Kube) -> list[str]:
-    """What an administrator knows of the addresses of pods; where the nodes do not say it, the range about those that are there."""
-    said = {network for node in kube.list("Node") for network in node["spec"].get("podCIDRs") or []}
+def networks_of(kube: Kube) -> list[str]:
+    """Where an administrator knows that trainers' connections come from: the pods' networks, and the nodes, whose address many networks give to what
+    leaves for a node's port. Where the nodes do not say the former, the range about the pods that are there."""
+    nodes = kube.list("Node")
+    said = {network for node in nodes for network in node["spec"].get("podCIDRs") or []}
     addresses = [pod["status"].get("podIP") for pod in kube.list("Pod") if not pod["spec"].get("hostNetwork")]
     about = {str(ip_network(f"{address}/16", strict=False)) for address in addresses if address}
-    return sorted(said or about)
+    own = {
+        f"{each['address']}/32"
+        for node in nodes
+        for each in node["status"]["addresses"]
+        if each["type"] == "InternalIP"
+    }
+    return sorted((said or about) | own)
 
 
 def apply(story: Story, node: str, group: Object, **fields: Any) -> None:
@@ -113,7 +121,7 @@ def test_two_runs_in_two_namespaces_share_what_they_learn_over_exposed_addresses
         put_data(story, seed=number)
 
     # What each administrator writes, and reads to the other.
-    networks = pod_networks(kube)
+    networks = networks_of(kube)
     node, address = a_node(kube)
     exposure = {"type": "NodePort", "nodeAddress": address}
     groups: dict[str, Object] = {"north": {"serveLighthouse": True, "exposure": exposure, "networks": networks}}
