@@ -205,7 +205,7 @@ class Worker:
 
     def _checked(self, first: VersionOnDisk) -> VersionOnDisk:
         """The version in the engine, held to its manifest: the first, or a newer one where that was removed while the engine started. Starting takes
-        minutes, and a small model's versions seconds: an engine that began anew for it would never start."""
+        minutes, and a small model's versions seconds: an engine that started again for it would never start."""
         policy, swapped = first, False
         while True:
             try:
