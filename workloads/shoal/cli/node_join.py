@@ -124,10 +124,9 @@ def join(wishes: Wishes, say: Say, commands: Mapping[str, Mapping[str, Sequence[
         found = found.model_copy(update={"uplink_mbps": measure(client, key, pool, say)})
         say(machine_line(found))
         check_machine(found, pool, commands)
-        if wants_gpus(pool.requirements):
-            os.environ[accelerators.COUNT] = str(
-                max(1, pool.requirements.gpus)
-            )  # the worker ends rather than sample without
+        os.environ.pop(accelerators.COUNT, None)
+        if wants_gpus(pool.requirements):  # the worker ends rather than sample without
+            os.environ[accelerators.COUNT] = str(max(pool.engine.ranks, pool.requirements.gpus))
         cards = accelerators.visible(accelerators.read_machine(), os.environ)
         unused = accelerators.why_unused(os.environ, cards, engine=True)
         check_room(offer.model_id, found, weights_here(home), gpus=pool.engine.ranks if unused is None else 0)

@@ -113,7 +113,7 @@ class Requirements(SpecModel):
         0,
         ge=0,
         le=1024,
-        description="Least number of GPUs; absent: 1 where the pool's own pods have NVIDIA's, otherwise 0.",
+        description="Least number of GPUs. A pool whose own pods have NVIDIA's asks for those of one engine at least.",
     )
     gpu_types: list[ShortText] = Field(
         [], max_length=32, description="GPU names, one of which the machine's GPU name must contain; empty: any."
