@@ -69,7 +69,7 @@ def test_a_run_without_steps_and_an_option_that_does_not_fit_are_told(tmp_path: 
     assert "no step was trained yet" in str(result.exception)
     result = CliRunner().invoke(app, ["report", place, place, "--prometheus", "http://127.0.0.1:1"])
     assert isinstance(result.exception, InputWrong)
-    assert "--prometheus: goes with one run" in str(result.exception)
+    assert "--prometheus cannot be used to compare two runs" in str(result.exception)
 
 
 @pytest.mark.parametrize("name", ["nowhere"])

@@ -121,7 +121,7 @@ def test_going_back_takes_the_reward_model_back_too(tmp_path: Path, base: Path, 
     assert going._handover.settle(60.0)
     assert report(store, 2).rolled_back_to == 1
     assert torch.equal(reward_model(going), earlier)
-    with pytest.raises(BadState, match="what is trained beside the policy began afresh"):
+    with pytest.raises(BadState, match="models trained beside the policy started afresh in another process"):
         going.go_on_from(tmp_path / "outbox" / "v000003", -1)
 
 
