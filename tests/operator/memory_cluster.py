@@ -12,9 +12,10 @@ from shoal.contracts.run import Addresses
 from shoal_operator.children import names
 from shoal_operator.children.site import Site, at_site, with_digests
 from shoal_operator.children.workloads import with_claim_templates
-from shoal_operator.engine.cluster import ClusterError, Object, Result
+from shoal_operator.engine.cluster import ClusterError, Object, Result, controlled_by
 from shoal_operator.engine.kinds import OWN_KINDS
 from shoal_operator.engine.last_heard import LastHeard
+from shoal_operator.engine.unchanged import as_kept
 from shoal_operator.local.objects import Objects
 from shoal_operator.reconcile import reconcile
 
@@ -73,6 +74,8 @@ class MemoryCluster:
         self.time = datetime(2026, 11, 21, tzinfo=UTC)
         self._reads: dict[Hashable, tuple[Callable[[], Any], Any]] | None = None
         """Of work that may be kept; None for none, and once it did more than read."""
+        self._keeping = False
+        """Whether such work is done now, whatever it did so far."""
         self._kept: dict[Hashable, tuple[Sequence[tuple[Callable[[], Any], Any]], Any]] = {}
 
     def serves(self, kind: str) -> bool:
@@ -86,7 +89,11 @@ class MemoryCluster:
         return with_digests(child, self.site) if self.site is not None else child
 
     def get(self, kind: str, name: str) -> Object | None:
-        found: Object | None = self._read((kind, name), lambda: self.objects.get(kind, name))
+        def read() -> Object | None:
+            found = self.objects.get(kind, name)
+            return as_kept(found) if self._keeping else found
+
+        found: Object | None = self._read((kind, name), read)
         return found
 
     def read_foreign(self, kind: str, name: str) -> Object | None:
@@ -115,8 +122,15 @@ class MemoryCluster:
         return []
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
-        found: list[Object] = self._read((kind, *sorted(labels.items())), lambda: self._find(kind, labels))
+        def read() -> list[Object]:
+            found = self._find(kind, labels)
+            return [each for each in map(as_kept, found) if each is not None] if self._keeping else found
+
+        found: list[Object] = self._read((kind, *sorted(labels.items())), read)
         return found
+
+    def controlled(self, kind: str, labels: Mapping[str, str], by: Object | None) -> Sequence[Object]:
+        return controlled_by(self.list(kind, labels), by)
 
     def serving(self, kind: str, run: str) -> Sequence[Object]:
         return [each for each in self.list(kind, {}) if each["spec"].get("run") == run]
@@ -173,13 +187,13 @@ class MemoryCluster:
     def unchanged(self, what: str, inputs: Hashable, do: Callable[[], Result]) -> Result:
         """Does the work each time, and checks what an operator rests on that does not: inputs and reads as before give what was given before, and
         nothing is written."""
-        at, self._reads = (what, inputs), {}
+        at, self._reads, self._keeping = (what, inputs), {}, True
         if any(read() != found for read, found in self._kept.get(at, ((), None))[0]):
             del self._kept[at]
         try:
             made = do()
         finally:
-            reads, self._reads = self._reads, None
+            reads, self._reads, self._keeping = self._reads, None, False
         if at in self._kept:
             assert reads is not None, f"{what} wrote or asked something, though nothing that it rests on had changed"
             assert made == self._kept[at][1], f"{what} rests on more than its inputs and reads"

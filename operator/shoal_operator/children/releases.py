@@ -67,9 +67,11 @@ class Builder(Generic[Inputs]):
 
     def record(self, inputs: Inputs, text: bytes, with_digests: Callable[[Object], Object]) -> str:
         """Base64 of what this release makes of the inputs, with them, and with the digests of its images."""
-        document = {"inputs": json.loads(text), "children": [with_digests(each) for each in self.build(inputs)]}
-        packed = zlib.compress(json.dumps(document, sort_keys=True, separators=(",", ":")).encode(), 9)
-        return base64.b64encode(packed).decode()
+        children = json.dumps(
+            [with_digests(each) for each in self.build(inputs)], sort_keys=True, separators=(",", ":")
+        )
+        document = b'{"children":%b,"inputs":%b}' % (children.encode(), text)
+        return base64.b64encode(zlib.compress(document, 9)).decode()
 
     def read(self, release: str, record: str, owner: str, run: str) -> "KeptChildren":
         """What another release made for an owner of this name, from its record. Raises NoRecord."""

@@ -9,13 +9,14 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import orjson
 
 from shoal_operator.children.names import RUN_LABEL, SET_LABEL
 from shoal_operator.engine.cluster import TOO_DEEP, Object
-from shoal_operator.engine.kinds import OWN_KINDS, Key
+from shoal_operator.engine.kinds import OWN_KINDS, STATUS_APART, Key
 
 INDEXED_LABELS = (RUN_LABEL, SET_LABEL)
 """Labels by which reconcile lists: pods of one workload, Jobs of one run."""
@@ -47,6 +48,9 @@ _POD_METADATA = (
 )
 
 
+Controller = tuple[()] | tuple[Key | None]
+"""Whose objects to look for: those that this one controls, None for those that nothing does. Empty: whoever does."""
+
 FAILED = b'"phase":"Failed"'
 """In the data of a pod that failed."""
 
@@ -63,6 +67,8 @@ class CachedObject(NamedTuple):
     """Name of the run that an object of ours serves, or that a child is labelled with."""
     labels: dict[str, str]
     data: bytes
+    body: int
+    """Another number whenever anything but the status has changed, of a kind in `STATUS_APART`; of other kinds the version."""
     stalled: str | None = None
     """Reason of a run's condition `Stalled` while it is True, empty while it is not; None where nobody has looked at the run yet."""
 
@@ -82,6 +88,12 @@ def trimmed(found: Object) -> Object:
     }
 
 
+def without_status(found: Object) -> Object:
+    """The object without its status and without the version that changes with it."""
+    metadata = {key: value for key, value in found["metadata"].items() if key != "resourceVersion"}
+    return {key: value for key, value in found.items() if key != "status"} | {"metadata": metadata}
+
+
 def owner_of(metadata: Mapping[str, Any]) -> Key | None:
     """The key of an object's controller. A ReplicaSet, which is not watched, stands for its Deployment: the name without the pod template's hash."""
     for owner in metadata.get("ownerReferences", ()):
@@ -97,21 +109,22 @@ def entry_of(found: Object) -> CachedObject:
     metadata = found["metadata"]
     # The same few hundred strings in every object of every run: one copy of each.
     labels = {sys.intern(label): sys.intern(value) for label, value in (metadata.get("labels") or {}).items()}
-    owner, data = owner_of(metadata), _written(trimmed(found))
+    version, owner, kept = int(metadata["resourceVersion"]), owner_of(metadata), trimmed(found)
+    data = _written(kept)
+    body = hash(_written(without_status(kept))) if found["kind"] in STATUS_APART else version
     ours = owner is not None and owner.kind in OWN_KINDS
     if found["kind"] in ("ConfigMap", "Secret") and not ours and len(data) > LARGEST_STRANGER:
-        data = _written(
-            {key: value for key, value in trimmed(found).items() if key in ("apiVersion", "kind", "metadata")}
-        )
+        data = _written({key: value for key, value in kept.items() if key in ("apiVersion", "kind", "metadata")})
     run = found.get("spec", {}).get("run", "") if found["kind"] in OWN_KINDS else labels.get(RUN_LABEL, "")
     return CachedObject(
-        version=int(metadata["resourceVersion"]),
+        version=version,
         uid=metadata.get("uid", ""),
         generation=metadata.get("generation", 0),
         owner=owner,
         run=run if isinstance(run, str) else "",
         labels=labels,
         data=_exact(data),
+        body=body,
         stalled=_stalled(found) if found["kind"] == "TrainingRun" else None,
     )
 
@@ -159,6 +172,7 @@ class Cache:
         self._by_label: dict[
             tuple[str, str, str, str], dict[str, None]
         ] = {}  # (kind, namespace, label, value) -> names
+        self._by_owner: dict[tuple[str, Key], dict[str, None]] = {}  # (kind, one of ours) -> names of its children
         self._by_run: dict[tuple[str, str], dict[Key, None]] = {}  # (namespace, run) -> objects of ours that serve it
 
     # Reading takes no lock: each look is one operation of a dict, and entries never change. With a lock, threads that wait for it while its holder
@@ -185,11 +199,13 @@ class Cache:
         entry = self._entries.get(key)
         return (entry is not None and entry.version >= version) or self._graves.get(key, 0) >= version
 
-    def find(self, kind: str, namespace: str, labels: Mapping[str, str]) -> list[Object]:
-        """Objects that carry all these labels, by name."""
-        return [orjson.loads(entry.data) for _, entry in self.entries(kind, namespace, labels)]
+    def find(self, kind: str, namespace: str, labels: Mapping[str, str], controller: Controller = ()) -> list[Object]:
+        """Objects that carry all these labels, by name; those of one controller only, where one is given."""
+        return [orjson.loads(entry.data) for _, entry in self.entries(kind, namespace, labels, controller)]
 
-    def entries(self, kind: str, namespace: str, labels: Mapping[str, str]) -> list[tuple[str, CachedObject]]:
+    def entries(
+        self, kind: str, namespace: str, labels: Mapping[str, str], controller: Controller = ()
+    ) -> list[tuple[str, CachedObject]]:
         """The same as they are kept, with their names, which is cheaper."""
         found: list[dict[str, None]] = [self._names.get((kind, namespace), {})]
         found += [
@@ -197,11 +213,17 @@ class Cache:
             for label in INDEXED_LABELS
             if label in labels
         ]
-        fewest = list(
-            sorted(found, key=lambda names: len(names))[0]
-        )  # a copy at one blow: another thread may add a name meanwhile
-        entries = [(name, self._entries.get(Key(kind, namespace, name))) for name in sorted(fewest)]
-        return [(name, entry) for name, entry in entries if entry and labels.items() <= entry.labels.items()]
+        if controller and controller[0] is not None:
+            found.append(self._by_owner.get((kind, controller[0]), {}))
+        fewest = list(min(found, key=lambda names: len(names)))  # a copy at one blow: another thread may add a name meanwhile
+        entries = [
+            (name, entry)
+            for name in fewest
+            if (entry := self._entries.get(Key(kind, namespace, name))) is not None
+            and (not controller or entry.owner == controller[0])
+            and labels.items() <= entry.labels.items()
+        ]
+        return sorted(entries, key=itemgetter(0))
 
     def serving(self, kind: str, namespace: str, run: str) -> list[Object]:
         """Objects of one of our kinds that serve a run, by name. Others of the namespace, hundreds where tenants share it, are not looked at."""
@@ -310,6 +332,8 @@ class Cache:
         for label in INDEXED_LABELS:
             if label in entry.labels:
                 self._by_label.setdefault((key.kind, key.namespace, label, entry.labels[label]), {})[key.name] = None
+        if entry.owner is not None and entry.owner.kind in OWN_KINDS:
+            self._by_owner.setdefault((key.kind, entry.owner), {})[key.name] = None
         if key.kind in OWN_KINDS and entry.run:
             self._by_run.setdefault((key.namespace, entry.run), {})[key] = None
 
@@ -338,6 +362,8 @@ class Cache:
         for label in INDEXED_LABELS:
             if label in entry.labels:
                 _discard(self._by_label, (key.kind, key.namespace, label, entry.labels[label]), key.name)
+        if entry.owner is not None:
+            _discard(self._by_owner, (key.kind, entry.owner), key.name)
         if entry.run:
             _discard(self._by_run, (key.namespace, entry.run), key)
 

@@ -15,6 +15,9 @@ OWN_KINDS = ("TrainingRun", "InferencePool", "RelayServer", "Validator")
 SCALED_KINDS = ("InferencePool", "RelayServer", "Validator")
 """Our kinds with a scale subresource: `kubectl scale` and autoscalers write their `spec.replicas`."""
 
+STATUS_APART = ("StatefulSet", "Deployment", "LeaderWorkerSet", "InferencePool", "Validator")
+"""Kinds whose status is most of their news, and that work which need not be done again (`unchanged.py`) reads without it."""
+
 MANAGED_SELECTOR = "app.kubernetes.io/managed-by=shoal-operator"
 """What `children.names.labels` puts on every child and pod; one list and one watch a kind see all of them."""
 

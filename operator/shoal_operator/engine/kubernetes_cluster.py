@@ -16,14 +16,14 @@ from shoal_operator.children.names import cluster_addresses
 from shoal_operator.children.site import Site, at_site, with_digests
 from shoal_operator.engine.api_server import APPLY_PATCH, MERGE_PATCH, ApiError, ApiServer
 from shoal_operator.engine.apply import not_quantities, removal_of_strangers
-from shoal_operator.engine.cache import Cache, is_applied
+from shoal_operator.engine.cache import Cache, Controller, is_applied
 from shoal_operator.engine.cluster import ClusterError, NotHeard, Object, Result
 from shoal_operator.engine.events import EventRecorder
 from shoal_operator.engine.kinds import CACHED, CLUSTER_SCOPED, SCALED_KINDS, Key, Resource
 from shoal_operator.engine.last_heard import LastHeard
 from shoal_operator.engine.progress import RunProgressReader
 from shoal_operator.engine.storage_classes import StorageClasses
-from shoal_operator.engine.unchanged import Reads, Unchanged
+from shoal_operator.engine.unchanged import Reads, Unchanged, as_kept
 from shoal_operator.engine.warning_events import WarningEvents
 
 FIELD_MANAGER = "shoal-operator"
@@ -96,7 +96,8 @@ class KubernetesCluster:
         if self._reads is not None:
             # Before the object itself: should a newer one come in between, the work is done again.
             self._reads.objects.setdefault((kind, name), self._parts.kept.version(Key(kind, self.namespace, name)))
-        return self._cache.get(Key(kind, self.namespace, name))
+        found = self._cache.get(Key(kind, self.namespace, name))
+        return found if self._reads is None else as_kept(found)
 
     def read_foreign(self, kind: str, name: str) -> Object | None:
         self._not_kept()
@@ -130,12 +131,21 @@ class KubernetesCluster:
         self._not_kept()
         return self._cache.failed_pods(self.namespace, run)
 
-    def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
+    def _list(self, kind: str, labels: Mapping[str, str], controller: Controller) -> list[Object]:
         _known(kind)
         if self._reads is not None:
-            selection = kind, tuple(sorted(labels.items()))
-            self._reads.lists.setdefault(selection, self._parts.kept.versions(self.namespace, kind, labels))
-        return self._cache.find(kind, self.namespace, labels)
+            selection = kind, tuple(sorted(labels.items())), controller
+            self._reads.lists.setdefault(selection, self._parts.kept.versions(self.namespace, selection))
+        found = self._cache.find(kind, self.namespace, labels, controller)
+        return found if self._reads is None else [each for each in map(as_kept, found) if each is not None]
+
+    def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
+        return self._list(kind, labels, ())
+
+    def controlled(self, kind: str, labels: Mapping[str, str], by: Object | None) -> Sequence[Object]:
+        return self._list(
+            kind, labels, (None if by is None else Key(by["kind"], self.namespace, by["metadata"]["name"]),)
+        )
 
     def serving(self, kind: str, run: str) -> Sequence[Object]:
         self._not_kept()

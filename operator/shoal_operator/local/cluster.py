@@ -17,7 +17,7 @@ from shoal.contracts.newer import from_newer_json
 from shoal.contracts.protocol import RunProgress
 from shoal.contracts.run import Addresses
 from shoal_operator.children import names
-from shoal_operator.engine.cluster import Object, Result
+from shoal_operator.engine.cluster import Object, Result, controlled_by
 from shoal_operator.engine.last_heard import LastHeard
 from shoal_operator.local.addresses import AddressBook, Subnet
 from shoal_operator.local.controllers import WORKLOADS, WantedPod, address_key, wanted_pods, workload_status
@@ -99,6 +99,9 @@ class LocalCluster:
                 if labels.items() <= pod.labels.items()
             ]
         return self.objects.find(kind, labels)
+
+    def controlled(self, kind: str, labels: Mapping[str, str], by: Object | None) -> Sequence[Object]:
+        return controlled_by(self.list(kind, labels), by)
 
     def serving(self, kind: str, run: str) -> Sequence[Object]:
         return [each for each in self.list(kind, {}) if each["spec"].get("run") == run]

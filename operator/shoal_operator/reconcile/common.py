@@ -14,7 +14,7 @@ from shoal_operator.children import names
 from shoal_operator.children.claims import VolumeClaim
 from shoal_operator.children.workloads import selector_of, stamped, template_of
 from shoal_operator.engine.apply import Action, contains, decide, hash_of, kept, with_hash
-from shoal_operator.engine.cluster import MAYBE_KINDS, TOO_DEEP, Cluster, ClusterError, Object
+from shoal_operator.engine.cluster import MAYBE_KINDS, TOO_DEEP, Cluster, ClusterError, Object, controller_of
 from shoal_operator.engine.conditions import Condition, condition, is_true, merge
 from shoal_operator.engine.kinds import SCALED_KINDS
 from shoal_operator.reconcile.volumes import Problem, kept_and_grown, new_claims, refused_growth, require
@@ -96,23 +96,18 @@ def adopt(cluster: Cluster, owner: Object, run: str) -> None:
     a Secret never are. Cost: one read of both from the cache, and one request for each that is taken over.
     """
     for kind in ("Secret", "Job"):
-        for found in cluster.list(kind, {names.RUN_LABEL: run}):
+        for found in cluster.controlled(kind, {names.RUN_LABEL: run}, None):
             metadata = found["metadata"]
             named = metadata["name"].startswith(f"{run}-")
             if names.MADE_OF_ANNOTATION in (metadata.get("annotations") or {}):
                 named = metadata["name"] == names.release_record(
                     run
                 )  # others are records of its pools, relays and validators
-            if named and controller_of(found) is None and not metadata.get("deletionTimestamp"):
+            if named and not metadata.get("deletionTimestamp"):
                 # With the uid nothing is made anew, empty, should the object be gone meanwhile.
                 identity = {"name": metadata["name"], "uid": metadata["uid"]}
                 bare = {"apiVersion": found["apiVersion"], "kind": kind, "metadata": identity}
                 cluster.adopt(owned(bare, owner, cluster.namespace))
-
-
-def controller_of(live: Object) -> dict[str, Any] | None:
-    """The reference to what controls an object, or None."""
-    return next((each for each in live["metadata"].get("ownerReferences", ()) if each.get("controller")), None)
 
 
 def apply_children(cluster: Cluster, owner: Object, children: Iterable[Object]) -> list[Problem]:
@@ -183,7 +178,7 @@ def names_of(children: Iterable[Object]) -> frozenset[ChildName]:
 def prune(cluster: Cluster, owner: Object, run: str, kinds: Sequence[str], wanted: Collection[ChildName]) -> None:
     """Delete the owner's children of these kinds that are no longer wanted. Others' objects are never touched, whatever they are called."""
     for kind in kinds:
-        for found in cluster.list(kind, {names.RUN_LABEL: run}):
+        for found in cluster.controlled(kind, {names.RUN_LABEL: run}, owner):
             metadata = found["metadata"]
             if (
                 owned_by(found, owner)

@@ -26,10 +26,10 @@ from shoal_operator.children.queue import (
 )
 from shoal_operator.children.workloads import WITH_PODS
 from shoal_operator.engine.apply import job_state
-from shoal_operator.engine.cluster import KUEUE, Cluster, ClusterError, Object
+from shoal_operator.engine.cluster import KUEUE, Cluster, ClusterError, Object, controller_of
 from shoal_operator.engine.conditions import Condition, condition, is_true, merge
 from shoal_operator.engine.kinds import SCALED_KINDS
-from shoal_operator.reconcile.common import controller_of, owned, owned_by, refuse_anothers, up_to_date
+from shoal_operator.reconcile.common import owned, owned_by, refuse_anothers, up_to_date
 from shoal_operator.reconcile.decisions import parse_time
 
 PENDING = "Pending"

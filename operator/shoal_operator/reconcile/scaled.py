@@ -23,12 +23,11 @@ from shoal_operator.children.relay_server import relay_claims, way_in_port
 from shoal_operator.children.releases import Builder
 from shoal_operator.children.run_config import config_hashes
 from shoal_operator.children.workloads import claim_templates_of, selector_of
-from shoal_operator.engine.cluster import MAYBE_KINDS, Cluster, Object
+from shoal_operator.engine.cluster import MAYBE_KINDS, Cluster, Object, controller_of
 from shoal_operator.engine.conditions import Condition, condition, is_true, message_of
 from shoal_operator.reconcile.common import (
     admitted_replicas,
     apply_children,
-    controller_of,
     drop_scaled_in,
     groups_of,
     grow_claims,

@@ -21,7 +21,7 @@ from shoal.contracts.run import Addresses
 from shoal_operator.children import names
 from shoal_operator.children.names import SET_LABEL
 from shoal_operator.children.site import Site, at_site
-from shoal_operator.engine.cluster import CHILD_KINDS, Result
+from shoal_operator.engine.cluster import CHILD_KINDS, Result, controlled_by
 from shoal_operator.engine.kinds import MAYBE_SERVED, OWN_KINDS
 from shoal_operator.engine.last_heard import LastHeard
 from shoal_operator.reconcile import reconcile
@@ -97,6 +97,9 @@ class SnapshotCluster:
             if of == kind and labels.items() <= each["metadata"].get("labels", {}).items()
         ]
         return sorted(found, key=lambda each: each["metadata"]["name"])
+
+    def controlled(self, kind: str, labels: Mapping[str, str], by: Object | None) -> Sequence[Object]:
+        return controlled_by(self.list(kind, labels), by)
 
     def serving(self, kind: str, run: str) -> Sequence[Object]:
         return [each for each in self.list(kind, {}) if each["spec"].get("run") == run]

@@ -101,6 +101,76 @@ def test_whatever_it_read_has_changed_it_is_done_again_and_then_kept(rig: Rig, c
     assert rig.done == 2
 
 
+def workload(version: int, owner: str = "sums", **also: Any) -> dict[str, Any]:
+    reference = {"kind": "TrainingRun", "name": owner, "uid": owner, "controller": True}
+    metadata = {"name": "w", "namespace": "a", "uid": "w", "resourceVersion": str(version), "labels": OF_RUN}
+    found = {"kind": "StatefulSet", "metadata": metadata | {"ownerReferences": [reference]}, "spec": {"replicas": 1}}
+    return found | also
+
+
+def test_of_a_workload_it_gets_no_status_and_is_done_again_for_all_else(rig: Rig) -> None:
+    def work() -> tuple[Any, Any]:
+        cluster = rig.cluster()
+
+        def do() -> Any:
+            rig.done += 1
+            return cluster.get("StatefulSet", "w"), cluster.list("StatefulSet", OF_RUN)
+
+        return cluster.unchanged("workload", 1, do), cluster.get("StatefulSet", "w")
+
+    rig.done = 0
+    rig.cache.observe("ADDED", workload(100, status={"readyReplicas": 0}))
+    assert "status" not in str(work()[0])
+    rig.cache.observe("MODIFIED", workload(101, status={"readyReplicas": 1}))
+    kept, live = work()
+    assert (rig.done, live["status"]["readyReplicas"]) == (1, 1)
+    assert "status" not in str(kept)
+    for number, change in enumerate(({"replicas": 2}, {"replicas": 2, "paused": True})):
+        rig.cache.observe("MODIFIED", workload(103 + number, spec=change))
+        work()
+        assert rig.done == 2 + number
+    changed = workload(105, spec={"replicas": 2, "paused": True})
+    changed["metadata"]["annotations"] = {"edited": "yes"}
+    rig.cache.observe("MODIFIED", changed)
+    work()
+    assert rig.done == 4
+
+
+def test_what_is_looked_for_by_its_controller_rests_on_that_ones_children_alone(rig: Rig) -> None:
+    run = {"kind": "TrainingRun", "metadata": {"name": "sums"}}
+
+    def work() -> Any:
+        cluster = rig.cluster()
+
+        def do() -> Any:
+            rig.done += 1
+            return [
+                [each["metadata"]["name"] for each in cluster.controlled(kind, OF_RUN, by)]
+                for kind, by in (("StatefulSet", run), ("ConfigMap", None), ("ConfigMap", run))
+            ]
+
+        return cluster.unchanged("by controller", 1, do)
+
+    rig.done = 0
+    rig.cache.observe("ADDED", workload(100))
+    assert work() == [["w"], ["c", "d"], []]
+    pool = {"kind": "InferencePool", "name": "math", "uid": "p", "controller": True}
+    other = workload(101)
+    other["metadata"] |= {"name": "of-a-pool", "ownerReferences": [pool]}
+    rig.cache.observe("ADDED", other)
+    assert (work(), rig.done) == ([["w"], ["c", "d"], []], 1)
+    taken = workload(102)
+    taken["metadata"] |= {"name": "of-a-pool"}
+    rig.cache.observe("MODIFIED", taken)
+    assert work() == [["of-a-pool", "w"], ["c", "d"], []]
+    rig.cache.observe("MODIFIED", workload(103, owner="another"))
+    assert work() == [["of-a-pool"], ["c", "d"], []]
+    rig.cache.observe("DELETED", workload(104, owner="another"))
+    taken["metadata"] |= {"resourceVersion": "105"}
+    rig.cache.observe("DELETED", taken)
+    assert work() == [[], ["c", "d"], []]
+
+
 def test_other_inputs_another_owner_and_one_that_was_forgotten_have_nothing_kept(rig: Rig) -> None:
     rig.work(inputs=2)
     rig.work(inputs=2, key=RUN._replace(name="other"))
