@@ -215,10 +215,10 @@ class Cache:
         ]
         if controller and controller[0] is not None:
             found.append(self._by_owner.get((kind, controller[0]), {}))
-        fewest = list(min(found, key=lambda names: len(names)))  # a copy at one blow: another thread may add a name meanwhile
+        fewest = min(found, key=len)
         entries = [
             (name, entry)
-            for name in fewest
+            for name in list(fewest)  # a copy at one blow: another thread may add a name meanwhile
             if (entry := self._entries.get(Key(kind, namespace, name))) is not None
             and (not controller or entry.owner == controller[0])
             and labels.items() <= entry.labels.items()
