@@ -132,8 +132,8 @@ class MemoryCluster:
     def controlled(self, kind: str, labels: Mapping[str, str], by: Object | None) -> Sequence[Object]:
         return controlled_by(self.list(kind, labels), by)
 
-    def serving(self, kind: str, run: str) -> Sequence[Object]:
-        return [each for each in self.list(kind, {}) if each["spec"].get("run") == run]
+    def serving(self, kind: str, run: str) -> Sequence[str]:
+        return [each["metadata"]["name"] for each in self.list(kind, {}) if each["spec"].get("run") == run]
 
     def apply(self, wanted: Object) -> Object:
         self._not_kept()

@@ -95,7 +95,8 @@ class RunInputs:
 
     @classmethod
     def of(cls, run: TrainingRun, identity: RunIdentity, references: References, addresses: Addresses) -> "RunInputs":
-        """Without what an API server writes into metadata, and without `spec.release`."""
+        """Without what an API server writes into metadata, without `spec.release`, and without how many workers pools have: whoever scales one makes
+        nothing of the run's anew."""
         kept = {key: run.metadata.annotations[key] for key in (names.RESTORED_ANNOTATION,) if is_restored(run)}
         bare = TrainingRun(
             metadata=ObjectMeta(name=run.metadata.name, annotations=kept),
@@ -109,7 +110,12 @@ class RunInputs:
                 relay and relay.model_copy(update={"metadata": ChildMeta(name=relay.metadata.name)}),
                 validator and validator.model_copy(update={"metadata": ChildMeta(name=validator.metadata.name)}),
                 tuple(
-                    pool.model_copy(update={"metadata": ChildMeta(name=pool.metadata.name)})
+                    pool.model_copy(
+                        update={
+                            "metadata": ChildMeta(name=pool.metadata.name),
+                            "spec": pool.spec.model_copy(update={"replicas": 0}),
+                        }
+                    )
                     for pool in references.pools
                 ),
             ),

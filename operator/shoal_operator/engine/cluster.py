@@ -138,8 +138,8 @@ class Cluster(Protocol):
         Cheaper than `list` where most belong to others: a run's label is on all children of its pools.
         """
 
-    def serving(self, kind: str, run: str) -> Sequence[Object]:
-        """Objects of one of our kinds whose `spec.run` is this run, by name; whoever made them."""
+    def serving(self, kind: str, run: str) -> Sequence[str]:
+        """Names of objects of one of our kinds whose `spec.run` is this run, by name; whoever made them."""
 
     def apply(self, wanted: Object) -> Object:
         """Create the object, or make the live one contain it, keeping fields that others own; the status is left alone.

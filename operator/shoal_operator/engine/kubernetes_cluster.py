@@ -147,7 +147,7 @@ class KubernetesCluster:
             kind, labels, (None if by is None else Key(by["kind"], self.namespace, by["metadata"]["name"]),)
         )
 
-    def serving(self, kind: str, run: str) -> Sequence[Object]:
+    def serving(self, kind: str, run: str) -> Sequence[str]:
         self._not_kept()
         return self._cache.serving(kind, self.namespace, run)
 

@@ -5,6 +5,7 @@ Everything that the reconciler decides on is in `Observed`; only `workloads` is 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from shoal.contracts.protocol import RunProgress
@@ -140,12 +141,20 @@ def _references(cluster: Cluster, run: TrainingRun) -> tuple[References, str]:
         relay_server=parse(RelayServer, relay) if relay else None,
         validator=parse(Validator, validator) if validator else None,
         pools=tuple(
-            parse(InferencePool, pool)
-            for pool in cluster.serving("InferencePool", run.metadata.name)
-            if pool["metadata"]["name"] not in own and not pool["metadata"].get("deletionTimestamp")
+            pool
+            for place, name in enumerate(
+                each for each in cluster.serving("InferencePool", run.metadata.name) if each not in own
+            )
+            # By place: as many are remembered as there are now, whatever pools come and go.
+            if (pool := cluster.unchanged(f"pool {place}", name, partial(_pool, cluster, name))) is not None
         ),
     )
     return references, missing
+
+
+def _pool(cluster: Cluster, name: str) -> InferencePool | None:
+    live = cluster.get("InferencePool", name)
+    return None if live is None or live["metadata"].get("deletionTimestamp") else parse(InferencePool, live)
 
 
 def _missing_credentials(cluster: Cluster, run: TrainingRun) -> str:
