@@ -331,6 +331,10 @@ class Cache:
         # Otherwise we wrote a status, and nobody else anything: what is in the answer is what the reconcile knew.
 
     def _put(self, key: Key, entry: CachedObject) -> None:
+        before = self._entries.get(key)
+        if before is not None and (before.labels, before.owner, before.run) == (entry.labels, entry.owner, entry.run):
+            self._entries[key] = entry  # as it is indexed already
+            return
         self._unlink(key)
         self._entries[key] = entry
         self._names.setdefault((key.kind, key.namespace), {})[key.name] = None
