@@ -152,6 +152,21 @@ def test_pools_of_others_are_counted_where_the_run_names_them(cluster: MemoryClu
     assert "sums-theirs-ticket" in cluster.names("Secret")
 
 
+def test_scaling_a_pool_of_others_writes_what_is_that_pools_alone(cluster: MemoryCluster) -> None:
+    other(cluster, "InferencePool", "sums-theirs", pool="theirs", replicas=2)
+    put(cluster, inferencePoolRefs=["sums-theirs"])
+    running(cluster)
+    cluster.writes.clear()
+    other(cluster, "InferencePool", "sums-theirs", pool="theirs", replicas=5)
+    cluster.settle()
+    assert replicas(cluster)["sums-theirs"] == 5
+    assert {each.partition("/")[2] for each in cluster.writes} == {"sums-theirs", "sums-theirs-release"}
+    cluster.writes.clear()
+    other(cluster, "InferencePool", "sums-theirs", pool="theirs", replicas=5, open=True)
+    cluster.settle()
+    assert {"ConfigMap/sums-config", "Secret/sums-release"} <= set(cluster.writes)
+
+
 def test_an_unnamed_pool_of_the_run_is_admitted_but_not_waited_for(cluster: MemoryCluster) -> None:
     other(cluster, "InferencePool", "sums-theirs", pool="theirs")
     other(cluster, "InferencePool", "minus-pool", run="minus", pool="elsewhere")

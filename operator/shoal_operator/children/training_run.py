@@ -95,8 +95,8 @@ class RunInputs:
 
     @classmethod
     def of(cls, run: TrainingRun, identity: RunIdentity, references: References, addresses: Addresses) -> "RunInputs":
-        """Without what an API server writes into metadata, without `spec.release`, and without how many workers pools have: whoever scales one makes
-        nothing of the run's anew."""
+        """Without what an API server writes into metadata, without `spec.release`, and without how many workers pools have. Scaling one writes nothing
+        of the run's."""
         kept = {key: run.metadata.annotations[key] for key in (names.RESTORED_ANNOTATION,) if is_restored(run)}
         bare = TrainingRun(
             metadata=ObjectMeta(name=run.metadata.name, annotations=kept),
