@@ -6,13 +6,13 @@ exists before prepare has succeeded. A run that is suspended, complete or failed
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from shoal.contracts.roster import Roster, first_roster
 from shoal.contracts.run import Addresses, NodeConfig
 from shoal.contracts.signed import Signed
 from shoal.errors import EXIT_INPUT_WRONG
-from shoal_operator.api import TrainingRun
+from shoal_operator.api import InferencePool, TrainingRun, Validator
 from shoal_operator.api.base import ChildMeta, ObjectMeta
 from shoal_operator.api.pods import Gpus, PodTemplate, PrepareTemplate
 from shoal_operator.api.validator import ValidatorTemplate
@@ -84,6 +84,9 @@ class ObservedRun:
     prepares: bool = True
 
 
+Served = TypeVar("Served", InferencePool, Validator)
+
+
 @dataclass(frozen=True)
 class RunInputs:
     """What a run's children are made of, whatever it does at the moment."""
@@ -95,8 +98,7 @@ class RunInputs:
 
     @classmethod
     def of(cls, run: TrainingRun, identity: RunIdentity, references: References, addresses: Addresses) -> "RunInputs":
-        """Without what an API server writes into metadata, without `spec.release`, and without how many workers pools have. Scaling one writes nothing
-        of the run's."""
+        """Without what an API server writes into metadata, without `spec.release`, and without replicas of which nothing of the run's is made."""
         kept = {key: run.metadata.annotations[key] for key in (names.RESTORED_ANNOTATION,) if is_restored(run)}
         bare = TrainingRun(
             metadata=ObjectMeta(name=run.metadata.name, annotations=kept),
@@ -108,16 +110,8 @@ class RunInputs:
             identity,
             References(
                 relay and relay.model_copy(update={"metadata": ChildMeta(name=relay.metadata.name)}),
-                validator and validator.model_copy(update={"metadata": ChildMeta(name=validator.metadata.name)}),
-                tuple(
-                    pool.model_copy(
-                        update={
-                            "metadata": ChildMeta(name=pool.metadata.name),
-                            "spec": pool.spec.model_copy(update={"replicas": 0}),
-                        }
-                    )
-                    for pool in references.pools
-                ),
+                validator and _unscaled(validator),
+                tuple(map(_unscaled, references.pools)),
             ),
             addresses,
         )
@@ -126,6 +120,12 @@ class RunInputs:
         """All parts, at work, with the trainer's first attempt."""
         observed = ObservedRun(stage="running", trainer_attempt=1, prepared=True, references=self.references)
         return training_run_children(self.run, self.identity, observed, self.addresses)
+
+
+def _unscaled(made: Served) -> Served:
+    """A pool or validators by name and spec, without a number of replicas."""
+    spec = made.spec.model_copy(update={"replicas": 0})
+    return made.model_copy(update={"metadata": ChildMeta(name=made.metadata.name), "spec": spec})
 
 
 def training_run_children(

@@ -218,7 +218,7 @@ class Cache:
             for label in INDEXED_LABELS
             if label in labels
         ]
-        if controller and controller[0] is not None:
+        if controller and controller[0] is not None and controller[0].kind in OWN_KINDS:
             children = list(self._by_owner.get(controller[0], ()))  # a copy at one blow, as below
             found.append({child.name: None for child in children if child.kind == kind})
         fewest = min(found, key=len)

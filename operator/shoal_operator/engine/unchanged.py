@@ -1,7 +1,7 @@
 """Work of a reconcile that need not be done again: its result is kept with the versions of all objects that it read.
 
 Most reconciles come because one figure or one child changed, and build, hash and compare all other children to find that they are right. With
-`Unchanged` these are versions to compare. Nothing is trusted: one other version of anything that was read, one other input, and the work is done.
+`Unchanged` these are versions to compare. One other version of anything that was read, one other input, and the work is done.
 What writes, asks somebody or looks at the time is never kept. Workloads and pools are read without their status: it is what changes most, and no
 such work is about it. Used by `KubernetesCluster.unchanged`.
 
