@@ -91,7 +91,7 @@ class MemoryCluster:
     def get(self, kind: str, name: str) -> Object | None:
         def read() -> Object | None:
             found = self.objects.get(kind, name)
-            return as_kept(found) if self._keeping else found
+            return as_kept(found) if found is not None and self._keeping else found
 
         found: Object | None = self._read((kind, name), read)
         return found
@@ -124,7 +124,7 @@ class MemoryCluster:
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         def read() -> list[Object]:
             found = self._find(kind, labels)
-            return [each for each in map(as_kept, found) if each is not None] if self._keeping else found
+            return [as_kept(each) for each in found] if self._keeping else found
 
         found: list[Object] = self._read((kind, *sorted(labels.items())), read)
         return found

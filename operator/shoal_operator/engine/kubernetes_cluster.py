@@ -97,7 +97,7 @@ class KubernetesCluster:
             # Before the object itself: should a newer one come in between, the work is done again.
             self._reads.objects.setdefault((kind, name), self._parts.kept.version(Key(kind, self.namespace, name)))
         found = self._cache.get(Key(kind, self.namespace, name))
-        return found if self._reads is None else as_kept(found)
+        return found if found is None or self._reads is None else as_kept(found)
 
     def read_foreign(self, kind: str, name: str) -> Object | None:
         self._not_kept()
@@ -137,7 +137,7 @@ class KubernetesCluster:
             selection = kind, tuple(sorted(labels.items())), controller
             self._reads.lists.setdefault(selection, self._parts.kept.versions(self.namespace, selection))
         found = self._cache.find(kind, self.namespace, labels, controller)
-        return found if self._reads is None else [each for each in map(as_kept, found) if each is not None]
+        return found if self._reads is None else [as_kept(each) for each in found]
 
     def list(self, kind: str, labels: Mapping[str, str]) -> list[Object]:
         return self._list(kind, labels, ())

@@ -36,9 +36,9 @@ class _Kept:
     result: Any
 
 
-def as_kept(found: Object | None) -> Object | None:
-    """What such work gets of a read."""
-    return without_status(found) if found is not None and found["kind"] in STATUS_APART else found
+def as_kept(found: Object) -> Object:
+    """An object as such work reads it."""
+    return without_status(found) if found["kind"] in STATUS_APART else found
 
 
 class Unchanged:
