@@ -224,6 +224,9 @@ MATCHED_ARMS: dict[str, Arm] = {
     "matched_lengths_told": _matched(
         "length penalty 0.1 a token, a base model that has met the request", MATCHED_LENGTHS, data="told", **LENGTHS
     ),
+    "matched_lengths_told_long": _matched(
+        "the same over twice the steps", MATCHED_LENGTHS, data="told", **LENGTHS, steps=2 * MATCHED_STEPS
+    ),
     "matched_wide": _matched("twice as wide", {**MATCHED, "learning_rate": PAPER_RATE * PAPER_WIDTH / WIDE}, width=WIDE),
 }  # fmt: skip
 """Of `claims.json`."""
