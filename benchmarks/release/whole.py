@@ -1,8 +1,11 @@
-"""A whole release, made twice, and what is the same of both: `python -m benchmarks.release.whole [IMAGE...]`, some three minutes an image.
+"""A release, made twice, and what is the same of both: `python -m benchmarks.release.whole [IMAGE...]`, some three minutes an image.
 
 Each time a clone of HEAD, whose changelog gets a day, is released with a fresh key by `python -m tools.release` to a registry of this machine, in an
 empty folder: built, listed, signed, published, verified. Needs docker-registry (or REGISTRY_PROGRAM), skopeo and buildah. Nothing is scanned, as
 grype's database answers from few machines. Writes `release` and `release_reproducible` to benchmarks/results/release.json.
+
+`--once --arch amd64,arm64 redis trainer-cuda` makes one, of images of more kinds, and writes `release_of_kinds`: the same, and what each name in the
+registry is an index of. Here arm64 is emulated, and its base is made first: `make base-image ARCH=arm64`.
 """
 
 import argparse
@@ -27,6 +30,8 @@ sys.path[:0] = [str(ROOT)]
 
 from tools.release import programs, steps
 
+OWN = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
+INDEX = "application/vnd.oci.image.index.v1+json"
 START_SECONDS = 30.0
 RELEASE_SECONDS = 4 * 3600.0
 UNLIKE = {
@@ -44,29 +49,30 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.release.whole")
     parser.add_argument("images", nargs="*", default=["operator"], help="what `--only` of `make release` takes")
-    images = parser.parse_args().images
+    parser.add_argument("--arch", default=OWN, help="what `--arch` of `make release` takes (default: this machine's)")
+    parser.add_argument("--once", action="store_true", help="make one release, and compare nothing")
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-release-") as name:
         scratch = Path(name)
         version = clone(scratch / "clone")
         made = []
-        for number in (1, 2):
+        for number in (1,) if given.once else (1, 2):
             folder = scratch / str(number)
             folder.mkdir()
             with registry(folder) as host:
-                made.append(release(scratch / "clone", folder, host, version, images))
-        first, second = made
-    record(
-        release={
-            "images": {
-                name: {"compressed_mb": round(each["bytes"] / 1e6, 1)} for name, each in first["images"].items()
-            },
-            "minutes": [one["minutes"] for one in made],
-            "signed_and_verified": all(one["verified"] for one in made),
-            "packages_in_bills": first["bills"],
-            "scanned": False,
-        },
-        release_reproducible=compare(first, second),
-    )
+                made.append(release(scratch / "clone", folder, host, version, given.images, given.arch))
+    first = made[0]
+    figures = {
+        "images": {name: {"compressed_mb": round(each["bytes"] / 1e6, 1)} for name, each in first["images"].items()},
+        "minutes": [one["minutes"] for one in made],
+        "signed_and_verified": all(one["verified"] for one in made),
+        "packages_in_bills": first["bills"],
+        "scanned": False,
+    }
+    if given.once:
+        record(release_of_kinds=figures | {"names": first["names"]})
+    else:
+        record(release=figures, release_reproducible=compare(*made))
 
 
 def clone(folder: Path) -> str:
@@ -112,8 +118,10 @@ def registry(folder: Path) -> Iterator[str]:
         process.wait(20)
 
 
-def release(checkout: Path, folder: Path, host: str, version: str, images: list[str]) -> dict[str, Any]:
-    """Make one release in `folder`. Returns its minutes, digests by subject, files by name and counts of its bills."""
+def release(
+    checkout: Path, folder: Path, host: str, version: str, images: list[str], architectures: str
+) -> dict[str, Any]:
+    """Make one release in `folder`. Returns its minutes, digests by subject, files by name, counts of its bills, and platforms by name."""
     environment = os.environ | {
         "COSIGN_PASSWORD": "benchmark",
         "PYTHONPATH": f"{checkout / 'operator'}:{checkout / 'workloads'}",
@@ -126,12 +134,11 @@ def release(checkout: Path, folder: Path, host: str, version: str, images: list[
         timeout=60,
         capture_output=True,
     )
-    architecture = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
     started = time.monotonic()
     subprocess.run(
         [
             sys.executable, "-m", "tools.release", version, "--registry", host, "--key", folder / "cosign.key", "--only", ",".join(images),
-            "--arch", architecture, "--folder", folder / "made", "--without-scan", "no database was asked",
+            "--arch", architectures, "--folder", folder / "made", "--without-scan", "no database was asked",
         ],
         cwd=checkout, env=environment, check=True, timeout=RELEASE_SECONDS,
     )  # fmt: skip
@@ -151,7 +158,17 @@ def release(checkout: Path, folder: Path, host: str, version: str, images: list[
         "bills": {
             name: len(json.loads(text)["packages"]) for name, text in files.items() if name.endswith(".spdx.json")
         },
+        "names": {name: platforms(host, name) for name in json.loads(files["images.lock.json"])["digests"]},
     }
+
+
+def platforms(host: str, name: str) -> list[str]:
+    """Of the index that a registry has under a name, such as `shoal/redis:0.2.0`."""
+    repository, _, tag = name.rpartition(":")
+    index = httpx.get(f"http://{host}/v2/{repository}/manifests/{tag}", headers={"Accept": INDEX}, trust_env=False)
+    index.raise_for_status()
+    found = (each["platform"] for each in index.json()["manifests"])
+    return sorted(f"{each['os']}/{each['architecture']}" for each in found)
 
 
 def compare(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
