@@ -80,6 +80,7 @@ import_base() {  # $1: a root file system as a tar file
 
 if [[ ${1:-} == --base ]]; then
     command -v mmdebstrap >/dev/null || fail "mmdebstrap is missing: apt-get install -y mmdebstrap"
+    [[ -z $foreign ]] || command -v arch-test >/dev/null || fail "arch-test is missing, by which mmdebstrap sees an emulator: apt-get install -y arch-test"
     say "making $local_base from Debian's packages, some two minutes"
     # Packages come from where this machine gets its own; the file's settings stay outside the image.
     mmdebstrap --quiet --architectures="$arch" --variant=minbase --include=ca-certificates \
