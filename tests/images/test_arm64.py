@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -147,13 +148,13 @@ def test_a_lock_that_does_not_hold_for_arm64_is_refused_and_left_alone(
     assert not (tmp_path / "arm64.txt").exists()
 
 
-def build(folder: Path, **settings: str) -> "subprocess.CompletedProcess[str]":
+def build(folder: Path, asked: str = "operator", **settings: str) -> "subprocess.CompletedProcess[str]":
     """tools/images.sh with a builder that must not be reached."""
     builder = folder / "buildah"
     builder.write_text("#!/bin/sh\necho reached >&2\nexit 9\n")
     builder.chmod(0o755)
     environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "BUILDER": "buildah"} | settings
-    command = [ROOT / "tools" / "images.sh", "operator"]
+    command = [ROOT / "tools" / "images.sh", asked]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
@@ -174,6 +175,18 @@ def test_a_machine_that_runs_no_foreign_programs_says_what_it_lacks(registered: 
 def test_a_machine_that_runs_them_goes_on(tmp_path: Path) -> None:
     (tmp_path / "qemu-aarch64").write_text("enabled\nflags: PF\n")
     assert "reached" in build(tmp_path, ARCH="arm64", BINFMT_MISC=str(tmp_path)).stderr
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="arm64 is no foreign machine here")
+def test_a_base_for_arm64_is_not_begun_without_what_sees_the_emulator(tmp_path: Path) -> None:
+    (tmp_path / "qemu-aarch64").write_text("enabled\nflags: PF\n")
+    (programs := tmp_path / "programs").mkdir()
+    for name in ("bash", "dirname", "grep", "mkdir", "mktemp", "rm", "sed", "uname"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    (programs / "mmdebstrap").symlink_to("/bin/false")
+    done = build(tmp_path, "--base", ARCH="arm64", BINFMT_MISC=str(tmp_path), PATH=str(programs))
+    assert done.returncode == 1
+    assert done.stderr.endswith("apt-get install -y arch-test\n")
 
 
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
