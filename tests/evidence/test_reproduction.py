@@ -399,7 +399,7 @@ def test_growth_and_late_rise_are_nothing_where_nothing_happens() -> None:
 
 def test_the_claims_name_arms_and_columns_that_runs_have(quick: Path) -> None:
     found = claims.read()
-    assert len(found) == 16
+    assert len(found) == 17
     assert {arm for each in found.values() for arm in each.arms} <= set(MATCHED_ARMS)
     for asked in found.values():
         assert claims._values(seed_of(quick), asked.column).size, asked.name
